@@ -36,8 +36,7 @@ static void compute_a_little(void)
 }
 
 /* Computes until the signal has come this often, without sleeping: only CPU time advances a
- * timer. Computes until the signal has come this often, without sleeping: only CPU time advances
- * a timer. */
+ * timer. */
 static void compute_until(int signal, int times)
 {
 	double begun = now();

@@ -297,7 +297,7 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Collects the steps of shims' main loops that took too long in `TARGET/tern-tests/slow-turns`,
+    /// Adds the steps of shims' main loops that took too long to `TARGET/tern-tests/slow-turns`,
     /// with the name of the lab.
     fn drop(&mut self) {
         let Ok(collection) = programs::build_directory().map(|folder| folder.join(REPORTS)) else { return };
@@ -323,7 +323,7 @@ fn lab_slot() -> Result<File> {
     let open_slot = |number| Ok(File::create(programs::build_directory()?.join(format!("turn-{number}")))?);
     let slots = (1..=labs.max(1)).map(open_slot).collect::<Result<Vec<_>>>()?;
     loop {
-        if let Some(free) = slots.iter().position(|open_slot| open_slot.try_lock().is_ok()) {
+        if let Some(free) = slots.iter().position(|slot| slot.try_lock().is_ok()) {
             return slots.into_iter().nth(free).context("no place");
         }
         std::thread::sleep(Duration::from_millis(50));

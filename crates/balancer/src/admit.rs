@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
-/// A process whose memory grows by this many bytes in `ordinary_growth_s` counts as growing; less is a
-/// program starting up.
+/// A process whose memory grows by at least this many bytes in `ordinary_growth_s` counts as
+/// growing. Less growth is that of a program that starts up.
 const MIN_GROWTH: f64 = 64.0 * (1 << 20) as f64;
 
 /// A home's request to send a process to a node.
@@ -64,8 +64,8 @@ pub struct OfferRefusal {
 #[derive(Debug, Clone, Default)]
 pub struct PendingChanges {
     changes: BTreeMap<(NodeId, HomePid), Change>,
-    /// Threads of local processes that run or wait for a CPU, as of the last scan, without growing
-    /// processes.
+    /// Number of threads of this node's own processes here that run or wait for a CPU, as of the
+    /// last scan, without growing processes.
     local_threads: f64,
     trend: Trend,
 }
@@ -123,9 +123,9 @@ impl PendingChanges {
     }
 
     /// Sets the node's own processes that run here: its load is at least what they demand. Thirteen
-    /// processes that start at once are visible in the first scan, and in the smoothed load two
-    /// seconds later. Growing processes are left out: if they were spread this early, several would
-    /// go to one node before it could measure how fast its memory fills.
+    /// processes that start at once are visible in the first scan, but in the smoothed load only
+    /// two seconds later. Growing processes are left out: if they were spread this early, several
+    /// would go to one node before it could measure how fast its memory fills.
     pub fn set_local<'a>(&mut self, here: impl Iterator<Item = &'a ProcessSnapshot>, policy: &Policy) {
         let not_growing =
             here.filter(|process| process.growth as f64 * policy.ordinary_growth_s < MIN_GROWTH);
@@ -187,10 +187,10 @@ impl PendingChanges {
         own.mem_free.saturating_sub(self.arriving_bytes())
     }
 
-    /// The free memory that the node publishes: [`expected_free`](Self::expected_free), less what
-    /// local processes will have allocated by the time a process that is sent because of this
-    /// figure can arrive. No further reserve is subtracted, because homes also detect by this figure
-    /// that the node is about to be full.
+    /// The free memory that the node publishes: [`expected_free`](Self::expected_free), less the
+    /// growth of memory in use until a process that is sent because of this figure can arrive. No
+    /// further reserve is subtracted, because this figure also shows homes that the node is about
+    /// to be full.
     #[must_use]
     pub fn advertised_free(&self, own: &NodeSnapshot, policy: &Policy) -> u64 {
         self.free_after(own, policy.usher_ahead_s)
@@ -223,12 +223,14 @@ pub fn reply_to_offer(
     if own.mem_total > 0 && (offer.memory > room || own.mem_pressure > policy.max_pressure) {
         return refuse(Obstacle::NoMemory);
     }
-    // Large processes come one after the other: together, all would finish when the last one does.
+    // Large processes come one after the other: if sent together, all would arrive when the last
+    // one does.
     let bytes_per_second = own.link.bytes_per_s;
     if offer.memory > bytes_per_second / 2 && pending.arriving_bytes() > bytes_per_second {
         return refuse(Obstacle::LinkBusy);
     }
-    // Urgent moves ignore the load: the alternative is worse. A limit of NaN refuses all others.
+    // Urgent moves ignore the load: the alternative is worse. A limit of NaN refuses all other
+    // moves.
     if !offer.reason.is_urgent() && (offer.max_load.is_nan() || load > offer.max_load) {
         return refuse(Obstacle::Overloaded);
     }

@@ -108,10 +108,10 @@ impl<'a> Mover<'a> {
         let sleep = (1.0 - busy) / (busy * share);
         let mut remote =
             if process.hint == Hint::Cpu { RemoteWaits::none() } else { RemoteWaits::of(process, work) };
-        // Waiting for calls is not sleep of its own. Nor can it exceed the observed sleep: the
-        // link's cost is estimated from messages to a daemon, and a process that is observed to
-        // compute all the time does not wait. The estimate is assumed to be wrong by the same
-        // factor on other nodes.
+        // The observed sleep includes the waiting for calls, so the waiting cannot exceed it. The
+        // estimate can: the link's cost is estimated from messages to a daemon, and a process that
+        // is observed to compute all the time does not wait. The estimate is then assumed to be
+        // wrong by the same factor on other nodes.
         let estimated = remote.wait(view, node);
         let remote_wait = estimated.min(sleep);
         if estimated > 0.0 {
@@ -186,7 +186,7 @@ impl<'a> Mover<'a> {
         Some(candidate)
     }
 
-    /// The obstacle on a node even in an emergency.
+    /// The obstacle that rules out a node even for an urgent move.
     pub(crate) fn hard_obstacle(
         &self,
         view: &EffectiveView<'_>,
@@ -206,8 +206,9 @@ impl<'a> Mover<'a> {
             })
     }
 
-    /// Bytes left above the reserve once it has arrived and everything has grown for this many
-    /// seconds; `None` if the node does not report its memory.
+    /// Bytes left above the reserve once the process has arrived, and its memory and the node's
+    /// memory in use have grown for this many seconds; negative also if the node's memory pressure
+    /// is too high; `None` if the node does not report its memory.
     pub(crate) fn memory_left(&self, view: &EffectiveView<'_>, to: usize, seconds: f64) -> Option<f64> {
         let (node, effective) = (view.cluster.nodes().get(to)?, view.nodes.get(to)?);
         if node.mem_total == 0 {
@@ -220,7 +221,7 @@ impl<'a> Mover<'a> {
         Some(effective.available() - self.process.memory() as f64 - growth)
     }
 
-    /// The obstacle on a node unless the move is urgent.
+    /// The obstacle that rules out a node unless the move is urgent.
     fn soft_obstacle(
         &self,
         view: &EffectiveView<'_>,
@@ -238,8 +239,9 @@ impl<'a> Mover<'a> {
         }
         let worth = |times: f64| self.rest_s >= times * candidate.cost.cpu_s;
         let is_worthwhile = worth(policy.min_rest_per_cost);
-        // Home is preferred to an equal node if no process there is slowed down: one guest and one
-        // dependence on a link less. The policy must not undo the move again.
+        // Home is preferred to an equal node if no process there is slowed down: there is then one
+        // guest less, and the process no longer depends on a link. The objective must not undo the
+        // move again.
         let is_stable = policy.objective == Objective::Greedy || candidate.relief >= 0.0;
         let prefers_home = is_homeward && idle_cpu && is_stable && candidate.pace <= self.pace;
         if is_homeward && process.hint == Hint::Io {
@@ -273,15 +275,16 @@ impl<'a> Mover<'a> {
         busy.then_some(Obstacle::LinkBusy)
     }
 
-    /// The part of the waiting here that a return home may not save. While it waits for a call,
-    /// others compute, and it waits for a CPU while they do: on a busy node waiting costs less than
-    /// it seems, and moving between busy nodes gains less.
+    /// The part of its waiting for calls that a return to a busy home is assumed not to save. On a
+    /// busy node other processes compute while it waits for a call, so the waiting costs less than
+    /// it seems.
     fn unsaved_wait(&self, policy: &Policy, to_busy_home: bool) -> f64 {
         if to_busy_home { policy.call_wait_discount * self.remote_wait } else { 0.0 }
     }
 
-    /// Pre-copy: sends the memory, then pages written meanwhile, in up to five rounds or until
-    /// little is left; sends the remainder while the process is frozen.
+    /// The estimated cost of a move with pre-copy. The memory is sent, then the pages written
+    /// meanwhile, in up to five rounds or until little is left. The remainder is sent while the
+    /// process is frozen.
     pub(crate) fn cost(&self, view: &EffectiveView<'_>, from: &NodeSnapshot, to: &NodeSnapshot) -> MoveCost {
         const MAX_ROUNDS: u32 = 5;
         const STOP_COPY_BYTES: f64 = 2.0 * 1024.0 * 1024.0;
@@ -307,13 +310,14 @@ impl<'a> Mover<'a> {
         MoveCost { duration_s: time + frozen_s, frozen_s, cpu_s: (sent + left) / view.policy.bytes_per_cpu_s }
     }
 
-    /// Decrease of the sum of n^utilisation if the process moves from `from` to `node`.
+    /// Decrease of the sum of n^utilisation if the process moves from `from` to `node`. The
+    /// increase on `node` counts with the policy's margin.
     fn relief(&self, view: &EffectiveView<'_>, from: &NodeSnapshot, node: &NodeSnapshot, to: usize) -> f64 {
         let Some(there) = view.nodes.get(to) else { return 0.0 };
         let cpu = |runnable: f64| node.load_of(runnable) / view.top_load;
-        let asked = view.cost(cpu(there.runnable + self.threads)) - view.cost(cpu(there.runnable))
+        let increase = view.cost(cpu(there.runnable + self.threads)) - view.cost(cpu(there.runnable))
             + self.memory_cost(view, node, there.free);
-        self.current_cost(view, from) - asked * (1.0 + view.policy.margin)
+        self.current_cost(view, from) - increase * (1.0 + view.policy.margin)
     }
 
     /// The contribution of the process to the sum where it is.
@@ -333,8 +337,8 @@ impl<'a> Mover<'a> {
         cost(free - self.process.memory() as f64) - cost(free)
     }
 
-    /// The load of a node above which the sum does not decrease: its contribution there equals its
-    /// contribution here.
+    /// The load of a node above which the sum does not decrease. At this load the process
+    /// contributes as much there, with the margin, as it does here.
     fn max_relieving_load(&self, view: &EffectiveView<'_>, node: &NodeSnapshot) -> f64 {
         let seen = view.cluster.nodes().get(self.index).zip(view.node(node.id));
         let Some((from, there)) = seen else { return 0.0 };
@@ -346,11 +350,13 @@ impl<'a> Mover<'a> {
         (utilisation * view.top_load).max(0.0)
     }
 
-    /// The load of the target above which the process should not come. It is the load at which its
-    /// pace there would be worse than estimated by more than a fraction, because then another
-    /// process was faster and there are better nodes; and at most the load at which nothing is
-    /// gained. Without the latter, two homes with old information, whose jobs each fit alone on a
-    /// node, would follow each other between two nodes forever: both CPUs of one are equally fast.
+    /// The load of the target above which it should refuse the process: the lower of two. At the
+    /// first load, the pace there would be worse than estimated by `max_estimate_error`: another
+    /// process has arrived first, and other nodes are better. At the second load, the move gains
+    /// nothing. Without the second limit, two homes with old information would follow each other
+    /// between two nodes for ever, if the jobs of each fit on one node alone. With
+    /// [`Objective::Opportunity`] the load is also at most the one above which the sum does not
+    /// decrease.
     pub(crate) fn max_load(&self, view: &EffectiveView<'_>, candidate: &Candidate) -> f64 {
         let Some(node) = view.cluster.node(candidate.node) else { return 0.0 };
         let gaining = self.pace / (1.0 + view.policy.margin);

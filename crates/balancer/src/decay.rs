@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 pub enum Decay {
     /// Not at all: the past counts as much as the present.
     None,
-    /// 975 parts in 1,000 are kept each interval (ALG-22).
+    /// 975 parts in 1,000 are kept each interval, as in MOSIX.
     #[default]
     Slow,
-    /// 926 parts in 1,000 are kept.
+    /// 926 parts in 1,000 are kept, as in MOSIX.
     Fast,
     /// This many parts in 1,000 are kept, for `mosrun -d`.
     Custom(u16),

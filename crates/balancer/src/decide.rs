@@ -33,7 +33,7 @@ pub enum MoveReason {
     Memory,
     /// Its node wants it to leave.
     Evicted,
-    /// It uses that node's files so much.
+    /// It uses files of that node so much that it is faster there.
     Files,
 }
 
@@ -121,8 +121,8 @@ impl Round<'_> {
         self.moves.push(next);
     }
 
-    /// Moves guests that their node wants to leave to the next best node, or home if there is none:
-    /// all at once, whatever CPU time they have used.
+    /// Moves each process away that its node wants to leave: to the node where it will be fastest,
+    /// or home as the last resort. All leave at once, whatever CPU time they have used.
     fn evict(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
         let home = self.view.cluster.me();
         for process in processes.values().filter(|process| process.evicted && process.at != home) {
@@ -135,12 +135,12 @@ impl Round<'_> {
                 let candidate = mover.candidate(&self.view, self.state, index)?;
                 let refused = mover.hard_obstacle(&self.view, self.state, index).is_some();
                 let last_resort = candidate.node == home;
-                let tight = candidate.obstacle == Some(Obstacle::NoMemory)
+                let unsuitable = candidate.obstacle == Some(Obstacle::NoMemory)
                     || (process.locked || process.hint == Hint::Io) && !last_resort;
-                (last_resort || !refused && !tight).then_some((tight || refused, candidate))
+                (last_resort || !refused && !unsuitable).then_some((unsuitable || refused, candidate))
             });
-            let best = all.min_by(|(tight, one), (tight_too, other)| {
-                tight.cmp(tight_too).then(one.pace.total_cmp(&other.pace))
+            let best = all.min_by(|(unsuitable, one), (other_unsuitable, other)| {
+                unsuitable.cmp(other_unsuitable).then(one.pace.total_cmp(&other.pace))
             });
             if let Some((_, candidate)) = best {
                 self.start_move(&mover, candidate, MoveReason::Evicted);
@@ -270,10 +270,10 @@ impl Round<'_> {
             indices.iter().filter_map(|&to| mover.candidate(&self.view, self.state, to)).collect();
         // The shortlist is common to all processes; if this one cannot use any of it, consider all
         // nodes.
-        let particular = |obstacle: Option<Obstacle>| {
+        let cannot_be_used = |obstacle: Option<Obstacle>| {
             !matches!(obstacle, None | Some(Obstacle::NotFaster | Obstacle::NotWorthwhile))
         };
-        if candidates.iter().all(|p| particular(p.obstacle))
+        if candidates.iter().all(|p| cannot_be_used(p.obstacle))
             && shortlist.len() < self.view.cluster.nodes().len()
         {
             let all = 0..self.view.cluster.nodes().len();
@@ -332,8 +332,8 @@ pub(crate) fn eligible(
     if state.is_moving(process.pid) {
         return Err(StayReason::Moving);
     }
-    let in_sight = view.cluster.node(process.at).is_some_and(|node| node.alive);
-    let Some(mover) = Mover::new(view, process).filter(|_| in_sight) else {
+    let is_node_alive = view.cluster.node(process.at).is_some_and(|node| node.alive);
+    let Some(mover) = Mover::new(view, process).filter(|_| is_node_alive) else {
         return Err(StayReason::NodeUnknown);
     };
     if process.threads() < IDLE_THREADS {

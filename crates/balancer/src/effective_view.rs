@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tern_ids::NodeId;
 
 /// The base of the cost function is the number of nodes. In a cluster of two, loads of 1 and 10
-/// would cost almost the same, so it is at least this.
+/// would cost almost the same, so the base is at least this.
 const MIN_COST_BASE: usize = 64;
 
 /// The adjusted state of one node.
@@ -44,7 +44,7 @@ pub(crate) struct EffectiveView<'a> {
     pub(crate) filling_up: BTreeSet<NodeId>,
     /// Number of moves under way in all.
     pub(crate) under_way: u32,
-    /// Base of opportunity costs: the number of nodes, or [`MIN_COST_BASE`].
+    /// Base of opportunity costs: the number of nodes, or [`MIN_COST_BASE`] if that is larger.
     pub(crate) base: f64,
     /// Unit of load in opportunity costs, which no node's load exceeds.
     pub(crate) top_load: f64,
@@ -155,7 +155,8 @@ impl<'a> EffectiveView<'a> {
         self.moves_by_pair.iter().filter(|((_, other), _)| *other == to).map(|(_, count)| count).sum()
     }
 
-    /// "The smallest power of two that is greater than the largest load seen" (the paper's L).
+    /// "The smallest power of two that is greater than the largest load seen" (L in the paper that
+    /// [`Objective::Opportunity`] names), in units of 100.
     fn find_top_load(&mut self) {
         let loads = self.cluster.nodes().iter().zip(&self.nodes);
         let max_load = loads.map(|(node, effective)| node.load_of(effective.runnable)).fold(100.0, f64::max);

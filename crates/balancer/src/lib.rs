@@ -1,12 +1,12 @@
-//! Decides which process runs on which node. All functions are pure: a view of the cluster and a
-//! home's processes go in, moves come out, with their numbers. There is no I/O, no clock, and no
-//! randomness but from the given seed, so the daemon, the simulator (`tern sim`) and the tests run
-//! the same code.
+//! Decides which process runs on which node. A decision depends only on its input: a view of the
+//! cluster, the home's processes, and the state kept from earlier decisions. Its output is moves,
+//! with the numbers behind them. There is no I/O, no clock, and no randomness but from the given
+//! seed, so the daemon, the simulator (`tern sim`) and the tests run the same code.
 //!
 //! ```text
 //!  view            the nodes as a home sees them: load, memory, links, each with its age
 //!  process         the home's own processes, wherever they run
-//!  policy          the tunable constants, each with its source
+//!  policy          the tunable constants
 //!  state           kept between decisions: moves under way, charged in advance; memory trends
 //!  effective_view  the view adjusted for that state
 //!  candidate       one process on one node: pace, cost of the move, gain, obstacles

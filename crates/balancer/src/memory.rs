@@ -1,5 +1,5 @@
 //! Memory ushering: before a node runs out of memory, a process leaves it (Barak and Braverman,
-//! 1998; ALG-27).
+//! 1998).
 //!
 //! Ushering must begin early: while a process of S bytes leaves over a link of B bytes a second,
 //! the node keeps filling, at up to B/2. So a node counts as full when its free memory will be
@@ -24,7 +24,7 @@ const SHARED_LINK_FACTOR: f64 = 2.0;
 /// Paces within this factor of each other are equivalent where memory decides.
 const EQUIVALENT_PACE_RATIO: f64 = 1.25;
 
-/// Moves processes away from nodes that will be full, until they will not be.
+/// Moves processes away from nodes that will be full, until that is averted.
 pub(crate) fn usher(round: &mut Round<'_>, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
     let nodes: BTreeSet<NodeId> = processes.values().map(|process| process.at).collect();
     for node in nodes {
@@ -77,7 +77,8 @@ fn next_leaver(
     if effective.free > effective.reserve + fill_rate * MAX_LEAVE_S && !swapping {
         return (false, None);
     }
-    // Memory of a process charged as leaving counts as free, though the process is still there.
+    // `effective.free` includes the memory of processes that are charged as leaving, though they
+    // are still there.
     let mut candidates: Vec<(usize, &ProcessSnapshot, Candidate)> = Vec::new();
     let mut shortfall = f64::NEG_INFINITY;
     let mut rng = round.rng;

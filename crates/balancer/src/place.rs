@@ -27,9 +27,9 @@ impl Default for PlacementRequest {
     }
 }
 
-/// Chooses a node at random among those within 5 units of load of the best (ALG-23), and charges it
-/// to `state`, so that a hundred programs started in one second do not all go to one node. `None`
-/// if no node may and can take it.
+/// Chooses a node at random among those within 5 units of load of the best, as MOSIX does, and
+/// charges it to `state`, so that a hundred programs started in one second do not all go to one
+/// node. `None` if no node may and can take it.
 pub fn place(
     cluster: &Cluster,
     placement: &PlacementRequest,
@@ -45,7 +45,7 @@ pub fn place(
         !placement.forbidden.contains(&node)
             && placement.allowed.as_ref().is_none_or(|allowed| allowed.contains(&node))
     };
-    // 100 for a thread that gets a standard CPU; the unit of load.
+    // The first number is a load: 100 if a thread of the program gets a standard CPU.
     let mut open: Vec<(f64, NodeId)> = cluster
         .nodes()
         .iter()

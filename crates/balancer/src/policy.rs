@@ -1,5 +1,4 @@
-//! The tunable constants. The source of each is noted beside it: ALG-n are rows of the collection
-//! of published algorithms; "measured" refers to a table in docs/design/balancing.md.
+//! The tunable constants. docs/design/balancing.md gives the reasons for their values.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ pub enum Objective {
     #[default]
     Greedy,
     /// The sum over the nodes' resources of n to the power of utilisation (Amir, Awerbuch, Barak,
-    /// Borgstrom and Keren, IEEE TPDS 11(7), 2000; ALG-28).
+    /// Borgstrom and Keren, IEEE TPDS 11(7), 2000).
     Opportunity,
 }
 
@@ -22,7 +21,7 @@ pub struct Policy {
     /// The minimised quantity.
     pub objective: Objective,
     /// Entries older than this are not used for a move (milliseconds). MOSIX-2's kernel required 4
-    /// s (ALG-13).
+    /// s.
     pub max_age_ms: u64,
     /// Standard CPU seconds that a process must have used. A process that has used t will use t
     /// more, as a median (Harchol-Balter and Downey, SIGMETRICS 1996), so shorter ones are not
@@ -31,14 +30,14 @@ pub struct Policy {
     pub min_cpu_s: f64,
     /// Lower bound of `min_cpu_s` on a crowded node.
     pub min_crowded_cpu_s: f64,
-    /// Seconds of residence before the next move (ALG-25). Doubles with each recent move.
+    /// Seconds of residence before the next move; about 1 in MOSIX. Doubles with each recent move.
     pub residence_s: f64,
     /// Upper bound of the residence after doubling.
     pub max_residence_s: f64,
     /// Half-life of a process's count of recent moves (milliseconds).
     pub recent_move_half_life_ms: u64,
     /// A process does not return to a node that it left less than this long ago (milliseconds),
-    /// except in an emergency.
+    /// except by an urgent move.
     pub no_return_ms: u64,
     /// Fraction by which the pace elsewhere must be better. Smaller differences are measurement
     /// noise.
@@ -52,11 +51,11 @@ pub struct Policy {
     pub min_rest_per_cost: f64,
     /// The same factor for a process that goes home without being faster there.
     pub min_rest_per_home_cost: f64,
-    /// Targets whose gain is within this fraction of the best gain are equivalent, and one of them is
-    /// chosen at random, so that not all processes go to the same one (ALG-23).
+    /// Targets whose gain is within this fraction of the best gain are equivalent, and one of them
+    /// is chosen at random, so that not all processes go to the same one.
     pub equivalent_gain: f64,
     /// For a program that starts: nodes whose load is within this many units of the least are
-    /// equivalent (ALG-23).
+    /// equivalent, as in MOSIX.
     pub equivalent_load: f64,
     /// A target refuses if the process's pace there would be worse by this fraction than its home
     /// estimated.

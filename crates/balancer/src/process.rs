@@ -33,8 +33,8 @@ pub struct ProcessSnapshot {
     pub pid: HomePid,
     /// The node where it runs; while it moves, the node that it is leaving.
     pub at: NodeId,
-    /// Its CPU use if it never waited for a CPU, in percent of one CPU: run time plus wait time, of
-    /// wall time.
+    /// Its CPU use if it never waited for a CPU, in percent of one CPU: run time plus time waiting
+    /// for a CPU, divided by wall time.
     pub demand: f64,
     /// CPU seconds used.
     pub cpu_s: f64,
@@ -66,7 +66,7 @@ pub struct ProcessSnapshot {
     pub allowed: Option<BTreeSet<NodeId>>,
     /// Nodes where it must not run.
     pub forbidden: BTreeSet<NodeId>,
-    /// Whether it can be moved, and its administrator allows it.
+    /// Whether it can be moved now, and neither its user nor an administrator forbids it.
     pub movable: bool,
     /// The node where it runs wants it to leave (`expel`, its owner, a shutdown); it leaves even if
     /// locked.

@@ -19,7 +19,7 @@ const MAX_REPORTS: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StayReason {
-    /// It cannot be moved, or its administrator does not allow it.
+    /// It cannot be moved now, or its user or an administrator forbids it.
     NotMovable,
     /// It is locked.
     Locked,
@@ -103,7 +103,7 @@ struct History {
     counted_ms: u64,
     left: Vec<(NodeId, u64)>,
     failures: u32,
-    failed_at: Option<NodeId>,
+    failed_target: Option<NodeId>,
     not_before_ms: u64,
 }
 
@@ -133,12 +133,13 @@ impl DecisionState {
         }
     }
 
-    /// The move failed: nothing is charged any more, and the next attempt with this target waits,
-    /// twice as long each time (1 s to 64 s).
+    /// The move failed: nothing is charged any more, and the next attempt with this target waits.
+    /// The delay is 1 s, and doubles with each failure, with any target, up to 64 s; an arrival
+    /// resets it.
     pub fn failed(&mut self, pid: HomePid, now_ms: u64) {
         let Some(under_way) = self.undo(pid) else { return };
         let history = self.history.entry(pid).or_default();
-        history.failed_at = Some(under_way.to);
+        history.failed_target = Some(under_way.to);
         history.not_before_ms = now_ms.saturating_add(1_000 << history.failures.min(6));
         history.failures = history.failures.saturating_add(1);
     }
@@ -161,7 +162,8 @@ impl DecisionState {
         let mut cluster = cluster.clone();
         for (node, report) in &self.reports {
             let age_ms = now_ms.saturating_sub(report.at_ms);
-            // Holds until gossip brings a newer entry.
+            // A node that refused for one of these reasons takes no guests until gossip brings a
+            // newer entry.
             let takes_guests = !matches!(report.refusal.obstacle, Obstacle::NoGuests | Obstacle::LinkBusy);
             cluster.apply_report(*node, age_ms, report.refusal.load, report.refusal.mem_free, takes_guests);
         }
@@ -188,8 +190,9 @@ impl DecisionState {
         };
         under_way.arrived_ms = Some(now_ms);
         if let Some(history) = self.history.get_mut(&pid) {
-            (history.failures, history.failed_at) = (0, None);
-            // The move may have taken longer than the time in which it must not return.
+            (history.failures, history.failed_target) = (0, None);
+            // The time in which the process must not return begins now, since the move itself may
+            // have taken longer.
             let from = under_way.from;
             history.left.iter_mut().filter(|(node, _)| *node == from).for_each(|(_, left)| *left = now_ms);
         }
@@ -248,7 +251,8 @@ impl DecisionState {
             let Some(arrived) = under_way.arrived_ms else {
                 return known(pid) && now_ms.saturating_sub(under_way.decided_ms) < policy.move_timeout_ms;
             };
-            // Both nodes must have published an entry since; a minute is enough in any case.
+            // The move is settled when both nodes have published an entry since, or after a minute
+            // in any case.
             known(pid)
                 && now_ms.saturating_sub(arrived) < 60_000
                 && !(is_published(under_way.from, arrived)
@@ -264,8 +268,8 @@ impl DecisionState {
     }
 
     /// A home learns at once that one of its processes has ended on another node. That node's next
-    /// entry reflects it; until then the load in its last entry is too high by it. Processes on
-    /// this node are left out: its own load shows their end.
+    /// entry reflects it; until then the load in its last entry still includes the process.
+    /// Processes on this node are left out: its own load shows their end.
     fn follow_ends(
         &mut self,
         cluster: &Cluster,
@@ -285,7 +289,8 @@ impl DecisionState {
             processes.values().map(|process| (process.pid, (process.at, process.threads()))).collect();
     }
 
-    /// Follows only nodes with own processes, since only those can be moved away.
+    /// Samples the memory trend of each node with a process of this home; a home can move only its
+    /// own processes away.
     fn follow_memory(
         &mut self,
         cluster: &Cluster,
@@ -357,7 +362,7 @@ impl DecisionState {
     pub(crate) fn is_in_retry_delay(&self, pid: HomePid, node: NodeId, now_ms: u64) -> bool {
         self.history
             .get(&pid)
-            .is_some_and(|history| history.failed_at == Some(node) && now_ms < history.not_before_ms)
+            .is_some_and(|history| history.failed_target == Some(node) && now_ms < history.not_before_ms)
     }
 
     pub(crate) fn record_decision(&mut self, pid: HomePid, now_ms: u64, decision: Decision) {

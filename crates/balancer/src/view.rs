@@ -49,8 +49,8 @@ pub struct NodeSnapshot {
     pub mem_pressure: f64,
     /// Whether it takes guests (not blocked, not shutting down, trusts this home).
     pub takes_guests: bool,
-    /// Age of this entry, in milliseconds. For the node itself: 0 in a view; elsewhere the time
-    /// since the sample was taken.
+    /// Age of this entry, in milliseconds. For a home's own entry: 0 in its view; in a node's own
+    /// sample, the time since it was taken.
     pub age_ms: u64,
     /// Whether it is known to be alive; false also while it is suspected.
     pub alive: bool,

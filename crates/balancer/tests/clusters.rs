@@ -227,7 +227,8 @@ proptest! {
     }
 }
 
-/// Two homes that see the same two good nodes with different delays; found by the test above.
+/// Two homes that see the same two good nodes with different delays; found by
+/// `moves_are_bounded_on_unequal_nodes`.
 #[test]
 fn two_homes_with_old_views_do_not_follow_each_other() {
     let nodes = vec![(3158, 4.0), (2000, 0.5), (2000, 0.5), (37947, 4.0), (37203, 4.0), (2000, 4.0)];

@@ -65,8 +65,8 @@ fn thirteen_equal_jobs_spread_as_in_the_tutorial() {
     let processes: Vec<ProcessSnapshot> = (0..13).map(|pid| busy(pid, 1, 3.0)).collect();
     let cluster = Cluster::new(NodeId(1), nodes);
     let moves = decide(&cluster, &processes, &mut DecisionState::default(), &policy, 0, 1);
-    // Eight and five are balanced: 9000/8 = 1125 each, while one more over there would have 6500/6
-    // = 1083.
+    // Eight and five are balanced: 9000/8 = 1125 each on the first node, whereas each of six on the
+    // second would have 6500/6 = 1083.
     assert_eq!(moves.len(), 5, "{moves:?}");
 }
 
@@ -284,7 +284,8 @@ fn moves_are_charged_until_the_target_publishes_a_newer_entry() {
     }
     // An old entry of the target with the old load: still charged.
     assert!(decide(&view(2.0, 0.0, 1_500), &processes, &mut state, &policy, 12_500, 1).is_empty());
-    // A younger entry shows that the processes have ended, whatever is charged: now it counts.
+    // A younger entry shows that the processes have ended. It counts, and nothing is charged any
+    // more.
     let later = decide(&view(2.0, 0.0, 100), &processes, &mut state, &policy, 14_000, 1);
     assert_eq!(later.len(), 1, "{later:?}");
 }
@@ -426,7 +427,7 @@ fn expected_load_is_at_least_the_demand_of_local_processes() {
 #[test]
 fn time_until_the_first_young_process_is_eligible_is_reported() {
     let policy = Policy::default();
-    let ripe_s = |threads: u16, cpu_s: f64| {
+    let young_process_s = |threads: u16, cpu_s: f64| {
         let processes: Vec<ProcessSnapshot> = (0..threads).map(|pid| busy(pid.into(), 1, cpu_s)).collect();
         let cluster = Cluster::new(NodeId(1), vec![node(1, threads.into()), node(2, 0.0)]);
         let mut state = DecisionState::default();
@@ -434,6 +435,6 @@ fn time_until_the_first_young_process_is_eligible_is_reported() {
         state.eligible_in_s()
     };
     // Each of ten processes must have used 0.1 s, and gets a tenth of a CPU.
-    assert!((ripe_s(10, 0.04).unwrap() - 0.6).abs() < 1e-6);
-    assert_eq!((ripe_s(10, 0.2), ripe_s(1, 0.04)), (None, None));
+    assert!((young_process_s(10, 0.04).unwrap() - 0.6).abs() < 1e-6);
+    assert_eq!((young_process_s(10, 0.2), young_process_s(1, 0.04)), (None, None));
 }

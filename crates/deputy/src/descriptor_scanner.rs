@@ -23,8 +23,8 @@ impl DescriptorScanner {
         Self { is_busy: Arc::default(), waker }
     }
 
-    /// Starts a scan, which must end at the given time. Returns none if another scan is running or
-    /// no thread can be started.
+    /// Starts `scan` in a thread and passes it the time at which it must end. Returns none if
+    /// another scan is running or no thread can be started.
     pub(crate) fn start<T: Send + 'static>(
         &self,
         scan: impl FnOnce(Instant) -> T + Send + 'static,

@@ -35,7 +35,7 @@ pub(crate) fn new_instance(uid: u32) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// In a thread of its own, as the limit belongs to the user and not to this process.
+    /// Uses a user that has no other instances, since the limit is that of the user.
     #[test]
     fn instances_count_for_the_user() {
         if !geteuid().is_root() {

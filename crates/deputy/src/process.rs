@@ -47,7 +47,8 @@ pub(crate) struct Process {
     pub(crate) epoch: Epoch,
     /// The epoch that was last offered to a node; above `epoch` until it is handed over.
     pub(crate) offered_epoch: Epoch,
-    /// An earlier guest was resumed under this epoch and may not have received the new number yet.
+    /// The previous guest continues under this epoch, since a move was cancelled, and may not have
+    /// received the new number yet.
     pub(crate) is_renumbered: bool,
     /// The guest shim that holds the current epoch, or held it last.
     pub(crate) peer: PeerId,
@@ -56,8 +57,8 @@ pub(crate) struct Process {
     pub(crate) memory: Memory,
     pub(crate) files: HomeFiles,
     pub(crate) machine: Option<Machine>,
-    /// Away it runs in its parent's memory until it executes a program (vfork, `CLONE_VM`). At home
-    /// its memory is its own.
+    /// Its guest runs in the memory of its parent until it executes a program (vfork, `CLONE_VM`).
+    /// Its deputy has memory of its own.
     pub(crate) in_parent_memory: bool,
     /// Its threads by tid. The first thread has the pid as its tid, and may have exited before
     /// others.
@@ -77,7 +78,7 @@ pub(crate) struct Process {
     pub(crate) migrations: u32,
     /// Why it came home, or stays there.
     pub(crate) reason: String,
-    /// When it was recently fetched home.
+    /// The times at which it was recently fetched home.
     pub(crate) forced_returns: VecDeque<Instant>,
     /// CPU time that it has used away, as last reported by its guests.
     pub(crate) usage_away: CpuTime,
@@ -137,12 +138,12 @@ pub(crate) enum State {
     AtExec,
     /// Leaving; it runs at home until it is frozen.
     Outgoing(Box<Outgoing>),
-    /// Its guest was sent `Go`. Holds what is needed to revoke that until the guest is known to
-    /// run.
+    /// Its guest was sent `Go`. Holds what is needed to revoke the hand-over until the guest is
+    /// known to run.
     HandedOver(Box<Outgoing>),
     /// Away. The local process is its deputy.
     Away,
-    /// Away, moving to another node, which this peer is.
+    /// Away, and moving to the node of this peer.
     Remigrating(PeerId),
     /// Away; its new guest (at the process's peer) was sent `Go`. The guest of the
     /// previous peer is kept frozen until the new one is known to run.
@@ -350,7 +351,8 @@ impl Process {
         self.live_threads().all(|thread| thread.stopped.is_some())
     }
 
-    /// Records that it was fetched home. Returns true if that was once too often.
+    /// Records that it was fetched home. Returns true if it has been fetched so often that it
+    /// stays.
     pub(crate) fn record_forced_return(&mut self) -> bool {
         let now = Instant::now();
         self.forced_returns.push_back(now);
@@ -371,7 +373,8 @@ impl Process {
     }
 
     /// Whether a part of the shared memory is lost if this process ends now, so that its group must
-    /// start over. On the way home it is not known which of them carries an object.
+    /// start over. On the journey home the shim does not know which process carries an object, so
+    /// any process that shares one may.
     pub(crate) fn may_carry_objects(&self) -> bool {
         match &self.state {
             State::Outgoing(outgoing) => !outgoing.arrived && !outgoing.carried_objects.is_empty(),

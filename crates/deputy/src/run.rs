@@ -24,7 +24,7 @@ use tern_wire::Ephemeral;
 /// How long a shim without processes waits before it ends. ternd may still send it requests.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the shim until none of its processes needs another node any more.
+/// Runs the shim until it has no process, no queued move and no detached process left.
 ///
 /// # Errors
 /// If the shim cannot start.
@@ -65,7 +65,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     while !shim.is_over() {
         shim.run_once()?;
     }
-    // No request can arrive any more. The rest may take a while.
+    // Closed first, so that no request arrives during the rest, which may take a while.
     drop(shim.control_socket);
     shim.usage_store.sweep();
     for peer in shim.peers.iter_mut() {
@@ -117,7 +117,7 @@ impl Shim {
         self.step_ended("continue_content_transfers");
         self.retry_busy_guests();
         self.step_ended("retry_busy_guests");
-        // Before moves continue: an open that is released here is noticed by them.
+        // Before moves are retried, so that they notice an open that is released here.
         self.release_blocked_opens();
         self.step_ended("release_blocked_opens");
         self.retry_queued_moves();

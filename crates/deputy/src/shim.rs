@@ -84,7 +84,7 @@ pub(crate) struct Shim {
     /// Moves that cannot begin yet and are retried.
     pub(crate) queued_moves:
         Vec<(Instant, HomePid, Destination, tern_control::control_socket::PendingRequest)>,
-    /// Children that stopped before their parent's stop reported whose they are.
+    /// New children and threads that stopped before the stop of their parent that names them.
     pub(crate) early_stops: HashMap<i32, Stopped>,
     /// Contents of files that are being sent to guests.
     pub(crate) content_transfers: Vec<ContentTransfer>,
@@ -261,7 +261,7 @@ impl Shim {
         }
         process.threads.retain(|_, thread| thread.draining.is_some());
         if let Some(draining) = process.threads.keys().next().map(|tid| tid.0) {
-            // Those that were stopped for a departure continue their calls.
+            // Draining threads that were stopped for a departure continue their calls.
             if let Err(error) = process.resume_all() {
                 tracing::warn!(%pid, %error, "a thread whose call is pending is not resumed");
             }
@@ -291,8 +291,8 @@ impl Shim {
     pub(crate) fn handle_error(&mut self, tid: HomePid, error: &tern_tracee::Error) {
         let Some(pid) = self.process_of_thread(tid).map(|process| process.pid).or(Some(tid)) else { return };
         if error.is_gone() {
-            // Its exit is reported by a wait status; if that was handled already the thread is
-            // unknown.
+            // If the thread is unknown, its exit was handled already. Otherwise this records the
+            // threads that have exited, without waiting for their wait statuses.
             let gone = |tid: HomePid| tern_tracee::procfs::has_exited(tid.0);
             let Some(process) = self.processes.get_mut(&pid) else { return };
             let exited = |thread: &&Thread| thread.tid != pid && !thread.is_exiting && gone(thread.tid);

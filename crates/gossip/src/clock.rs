@@ -2,12 +2,12 @@
 //!
 //! * Backward jump: no time has passed. Ages are then too small by less than the time since the
 //!   last call.
-//! * Large forward jump: either the daemon was stopped or the clock is wrong, and the two cannot be
-//!   told apart. The gap counts as elapsed time, because an entry that looks too old is replaced by
-//!   the next newer one, while one that looks too young would win over it. But no messages were
-//!   received during the gap, so silence in it is no sign of death ([`Clock::receiving_since`]),
-//!   and a message received before the next step may have been queued for the whole gap
-//!   ([`Clock::queued_ms`]).
+//! * Large forward jump: either the daemon was stopped or the clock is wrong; this code cannot
+//!   distinguish the two. The gap counts as elapsed time, because an entry that looks too old is
+//!   replaced by the next newer one, while one that looks too young would win over it. But no
+//!   messages were received during the gap, so silence in it is no sign of death
+//!   ([`Clock::receiving_since`]), and a message received before the next step may have been queued
+//!   for the whole gap ([`Clock::queued_ms`]).
 
 /// The longest gap that one call can add, in ms: about 34 years.
 const MAX_GAP_MS: u64 = 1 << 40;

@@ -100,8 +100,8 @@ impl Gossip {
         self.pending.piggybacks.retain(|news| stays(news.node));
         let all = nodes.len() + 1;
         self.piggyback_sends = model::piggyback_sends(all);
-        // Four times the expected worst age. In small clusters, where every entry is sent, 20
-        // periods.
+        // Four times the expected worst age, and at least 20 periods: in small clusters every entry
+        // is sent, and the model does not apply.
         let worst = 4.0 * model::worst_age(all.max(2), self.config.window.min(all / 2).max(1));
         self.silence_limit = self.periods(worst.max(20.0) as i64);
     }
@@ -168,7 +168,7 @@ impl Gossip {
         Ok(())
     }
 
-    /// Reports that a message to this node could not be sent.
+    /// Reports that a message to `node` could not be sent.
     pub fn mark_unreachable(&mut self, now: u64, node: NodeId) {
         self.advance(now);
         let Some(index) = self.table.find(node) else { return };
@@ -176,7 +176,7 @@ impl Gossip {
         self.record_failure(index, 1);
     }
 
-    /// Reports that a message to this node was sent.
+    /// Reports that a message to `node` was sent.
     pub fn mark_reachable(&mut self, node: NodeId) {
         if let Some(index) = self.table.find(node) {
             self.table.change(index, |row| row.is_unreachable = false);
@@ -243,8 +243,8 @@ impl Gossip {
         let old = *self.table.row(index);
         let mut born = self.born(entry.age);
         if entry.incarnation == old.incarnation && old.has_entry() {
-            // A higher number was born later, even if a clock on its way here has distorted its
-            // age.
+            // An entry with a higher sequence number was born later, even if a clock on its way
+            // here has distorted its age.
             born = born.max(old.born);
         }
         let later = match old.status {
@@ -259,8 +259,8 @@ impl Gossip {
         }
         // A new incarnation is later than anything recorded of the old one.
         let since = if entry.incarnation > old.incarnation { i64::MAX } else { born };
-        let trusted = self.pending.settle(old.node, since);
-        let status = if old.status == MemberStatus::Suspect && !trusted {
+        let suspicion_ended = self.pending.settle(old.node, since);
+        let status = if old.status == MemberStatus::Suspect && !suspicion_ended {
             MemberStatus::Suspect
         } else {
             MemberStatus::Alive
@@ -343,8 +343,8 @@ impl Gossip {
         suspicion.failures = suspicion.failures.saturating_add(times);
         if all_suspected && suspicion.failures >= FAILURES_WHEN_ALONE {
             self.declare_dead(index, self.table.row(index).incarnation, now);
-            // This node assumes the death for lack of others to ask. It is no proof to them once
-            // they are reachable.
+            // This node assumes the death for lack of others to ask. That is no proof, so it is not
+            // passed on as urgent news once the others are reachable.
             self.pending.piggybacks.retain(|news| news.node != node);
         }
     }
@@ -407,8 +407,8 @@ impl Gossip {
         };
         while let Some(at) = self.pending.probes.iter().position(over) {
             let Some(index) = self.table.find(self.pending.probes[at].node) else { return };
-            // A probe for others is still queued when the failure is judged, and makes it the
-            // second one.
+            // If another node asked for the probe, `record_failure` finds it still queued, and
+            // declares the death: the asking node has failed to reach the node too.
             self.record_failure(index, FAILURES_WHEN_ALONE);
             if self.pending.probes.get(at).is_some_and(over) {
                 self.pending.probes.remove(at);
@@ -447,8 +447,8 @@ impl Gossip {
     }
 
     /// A random living node, but in one of max(5, living) steps any node, dead ones included. So
-    /// dead nodes keep being tried, by about one message per step in the whole cluster that goes to
-    /// any node.
+    /// dead nodes keep being tried, while the whole cluster sends at most about one message per
+    /// step to a node drawn from all.
     fn choose_target(&mut self) -> Option<RowIndex> {
         if self.rng.below(self.table.targets().max(5)) == 0 {
             return self.table.random_row(&mut self.rng);

@@ -4,7 +4,8 @@
 //!  version u8   flags u8
 //!  the sender's own entry:   incarnation u64   sequence u32   length u16   payload
 //!  count u8, then as many rumours:   node u16   kind u8   incarnation u64   age u32
-//!  count u8, then as many entries:   node u16   incarnation u64   sequence u32   age u32   length u16   payload
+//!  count u8, then as many entries:   node u16   incarnation u64   sequence u32   age u32
+//!                                    length u16   payload
 //! ```
 //!
 //! Decoding allocates nothing: a message is scanned once to validate it, and again to apply it.
@@ -44,7 +45,7 @@ pub enum ReceiveError {
 pub(crate) enum RumourKind {
     /// The sender cannot reach the node, and asks whether the receiver can.
     Suspect,
-    /// Two nodes could not reach the node.
+    /// The node was declared dead.
     Dead,
 }
 

@@ -1,10 +1,10 @@
-//! Messages that a node still has to send: suspicions, probes, replies and urgent news. All are bounded, and
-//! hold node numbers, because rows of the table move when the map changes.
+//! Messages that a node still has to send: suspicions, probes, replies and urgent news. All are
+//! bounded, and hold node numbers, because rows of the table move when the map changes.
 
 use std::collections::VecDeque;
 use tern_ids::NodeId;
 
-/// Limit of queued probes, and of queued replies. Beyond it they are dropped; the asking node asks
+/// Limit of queued probes, and of queued replies. Further ones are dropped; the asking node asks
 /// again later.
 const MAX_QUEUED: usize = 32;
 
@@ -25,7 +25,7 @@ pub(crate) struct Suspicion {
     pub(crate) asked_at: i64,
 }
 
-/// A node to send a message to that asks for an acknowledgement.
+/// A message to send that requests an acknowledgement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Probe {
     pub(crate) node: NodeId,
@@ -87,7 +87,7 @@ impl Pending {
     }
 
     /// The node was alive at that time: settles earlier suspicions and probes, and queues replies
-    /// to the nodes that asked. True if this ended a suspicion of this node.
+    /// to the nodes that asked. Returns whether that ended a suspicion of the node.
     pub(crate) fn settle(&mut self, node: NodeId, born: i64) -> bool {
         let mut asked = Vec::new();
         self.probes.retain(|probe| {

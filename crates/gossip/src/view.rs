@@ -11,7 +11,8 @@ pub enum MemberStatus {
     Alive,
     /// This node could not reach it, or got no acknowledgement from it, and is asking others.
     Suspect,
-    /// Two nodes could not reach it.
+    /// It was declared dead: two nodes could not reach it, or this node could not, and had no other
+    /// to ask.
     Dead,
 }
 
@@ -39,8 +40,8 @@ pub struct Member<'a> {
 pub enum MembershipEvent {
     /// The first entry of it was received.
     Joined(NodeId),
-    /// Declared dead, by this node and another or by two others.
+    /// It was declared dead.
     Died(NodeId),
-    /// Alive after having been declared dead.
+    /// It is alive after having been declared dead.
     Returned(NodeId),
 }

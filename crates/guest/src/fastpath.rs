@@ -6,14 +6,14 @@
 //! They write these in turns.
 //! * The shim writes them while the thread is in a trap, right before it replies to a call on a
 //!   delegated file ([`Fastpath::publish`]).
-//! * From then on the offsets of the published files, and the data written to them, are in the
-//!   table only, until the thread traps again or is stopped. Then the shim reclaims them first
-//!   ([`Fastpath::reclaim`]), before anything reads the state of the files. So every call that goes
-//!   home is preceded by all pending writes, and the thread is never inside the code while the
-//!   table is read.
-//! * While the thread runs, the shim writes only that something is no longer published
-//!   ([`Fastpath::unpublish`]), one byte each. An operation that the code has begun then completes;
-//!   it has read the data a moment before.
+//! * From then on the offsets of the published files are in the table only, and the data written to
+//!   them is in the buffers only, until the thread traps again or is stopped. Then the shim
+//!   reclaims them ([`Fastpath::reclaim`]) before anything reads the state of the files. So every
+//!   call that goes home is preceded by all pending writes, and the thread is never inside the code
+//!   while the table is read.
+//! * While the thread runs, the shim only clears the flags at the beginning of the table: nothing
+//!   is published any more ([`Fastpath::unpublish`]). An operation that the code has begun then
+//!   completes; it counts as made a moment before.
 //!
 //! No thread is observed inside the code: before the shim reads a stopped thread's registers, or
 //! lets a handler run, it moves the thread out ([`Fastpath::step_out`]), to before its call or
@@ -25,8 +25,9 @@
 //! ([`Fastpath::unpatch`]).
 //!
 //! **Local files** ([`crate::files::local`]) are not published: the code makes the system call
-//! itself, without a trap. Their descriptors are in the table while anything is published, and the
-//! program then counts as being inside a call that was let through.
+//! itself, without a trap. Their descriptors are in the table while anything is published, and
+//! until the shim reclaims the files the program counts as being inside a call that was let
+//! through.
 //!
 //! **The process's CPU time** is also read without a trap, by programs with patched sites: the time
 //! that this kernel has counted, plus home's last report ([`crate::time::cpu::HomeCpuTime`]), plus
@@ -64,7 +65,7 @@ const MAX_COUNTED_SITES: usize = 64;
 const MAX_PATCHED_SITES: usize = 16;
 /// Transfers larger than this are not worth the additional copy.
 const MAX_PUBLISHED_TRANSFER: u64 = 32 << 10;
-/// How long written data may stay in a buffer.
+/// How long written data may stay in a buffer. Nothing else stays published for longer either.
 const PUBLICATION_TERM: Duration = Duration::from_secs(1);
 /// Where the buffers begin in the reserved range.
 const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
@@ -74,7 +75,8 @@ const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
 pub(crate) struct Fastpath {
     /// Whether sites may be patched.
     pub(crate) is_allowed: bool,
-    /// The number of calls on delegated files per return address, of sites not tried yet.
+    /// The number of calls on delegated files per return address. A site is tried when its number
+    /// reaches [`PATCH_THRESHOLD`].
     counts: HashMap<u64, u32>,
     sites: Vec<PatchedSite>,
     caves: Vec<CodeCave>,
@@ -88,7 +90,8 @@ pub(crate) struct Fastpath {
 /// The state of local files. The code makes the calls on them itself.
 #[derive(Debug, Default)]
 struct LocalFiles {
-    /// There were some, so those that exist may be put into the table.
+    /// A call on one was let through while sites were patched. Only then are they put into the
+    /// table.
     has_any: bool,
     /// They are in the table.
     is_published: bool,
@@ -214,7 +217,7 @@ impl Fastpath {
         table[2..code::CLOCK].copy_from_slice(&bits.to_le_bytes()[..code::CLOCK - 2]);
         if bits != 0 {
             files.enter_native_call();
-            // The server that opened them may have been replaced by one without their state.
+            // The server that opened them may be replaced by one without their state.
             let latest = Instant::now() + PUBLICATION_TERM;
             let until = Some(files.valid_until().map_or(latest, |valid| valid.min(latest)));
             self.local = LocalFiles { has_any: true, is_published: true, in_use: true, until };
@@ -240,7 +243,7 @@ impl Fastpath {
         for (at, slot) in self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.in_use) {
             slot.in_use = false;
             let bytes = &table[code::SLOTS + at * code::SLOT..];
-            let (offset, elsewhere) = (word(bytes, 8), word(bytes, 40));
+            let (offset, pread_end) = (word(bytes, 8), word(bytes, 40));
             if slot.writes {
                 // An offset that the code cannot have written counts as nothing written.
                 let length = offset.checked_sub(slot.start).filter(|length| *length <= slot.end - slot.start);
@@ -249,7 +252,7 @@ impl Fastpath {
                 files.reclaim_written(slot.fd, bytes, slot.since);
             } else {
                 let offset = if offset >> MAX_OFFSET_BITS == 0 { offset } else { slot.offset };
-                files.reclaim_read(slot.fd, offset, (elsewhere != 0).then_some(elsewhere));
+                files.reclaim_read(slot.fd, offset, (pread_end != 0).then_some(pread_end));
             }
         }
         Ok(())
@@ -275,7 +278,7 @@ impl Fastpath {
         self.slots = <[Slot; 2]>::default();
         self.local = LocalFiles::default();
         self.clock = None;
-        // Sites that were used often soon are again.
+        // A site that was used often is patched again after half as many calls.
         self.counts.values_mut().for_each(|count| *count = (*count).min(PATCH_THRESHOLD / 2));
     }
 
@@ -320,7 +323,7 @@ impl Fastpath {
             Stage::Returned if !sites::is_clock(pattern.nr) => registers.rip = pattern.call + 2,
             Stage::Checks | Stage::Copies | Stage::FallsBack | Stage::Returned => {
                 (registers.rip, registers.rax) = (pattern.call, pattern.nr.into());
-                // The kernel has made this call, and the program makes it again.
+                // If the kernel has made the call (that of the clock), the program makes it again.
                 registers.orig_rax = u64::MAX;
                 if stage == Stage::Copies {
                     (registers.rdi, registers.rsi) = (saved(code::SAVED_RDI)?, saved(code::SAVED_RSI)?);
@@ -370,8 +373,9 @@ impl Process {
         Ok(())
     }
 
-    /// The thread has trapped or is stopped, so a call that was let through is over. But if the
-    /// fast path is in use, it may have made a call until the files are reclaimed.
+    /// Records that a call that was let through is over: the thread has trapped or is stopped. But
+    /// while the fast path is in use, the thread may be in a call that the code makes, until the
+    /// files are reclaimed.
     pub(crate) fn end_native_call(&mut self) {
         if !self.fastpath.may_be_in_use() {
             self.files.leave_native_call();
@@ -406,8 +410,8 @@ impl Process {
         if fastpath.local.has_any { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
     }
 
-    /// Restores the program's code before its memory is shared or sent. Its thread is as for
-    /// [`reclaim`](Self::reclaim).
+    /// Restores the program's code before its memory is shared or sent. As for
+    /// [`reclaim`](Self::reclaim), its thread is in a trap, or stopped and outside the fast path.
     pub(crate) fn unpatch(&mut self) {
         if self.fastpath.is_patched() {
             self.fastpath.unpatch(&self.memory);
@@ -425,8 +429,8 @@ impl Process {
 }
 
 impl Thread {
-    /// Moves a stopped thread out of the code. Returns true if it was copying there: then a fault
-    /// is not one of the program's own instruction.
+    /// Moves a stopped thread out of the code. Returns whether it was copying there: a fault then
+    /// comes from the copy, not from an instruction of the program.
     ///
     /// # Errors
     /// If it is gone, or is at an address there that it cannot have reached.
@@ -442,7 +446,7 @@ impl Thread {
         Ok(stage == Some(Stage::Copies))
     }
 
-    /// Reclaims at a requested stop, which may have been requested for that.
+    /// Reclaims at a stop that the shim has requested, possibly for this purpose.
     ///
     /// # Errors
     /// As [`leave_fastpath`](Self::leave_fastpath).

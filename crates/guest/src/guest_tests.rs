@@ -38,7 +38,7 @@ const CLONE: (u64, &[u8]) = (48, &[0xb8, 56, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfe]);
 const FIRST: HomePid = HomePid(9000);
 
 struct TestGuest {
-    // Before the sandbox, which waits for its end.
+    // Dropped before the sandbox, which waits for the guest's end.
     guest: Guest,
     sandbox: Sandbox,
     creation_time: Duration,
@@ -67,7 +67,7 @@ impl TestGuest {
         let mut guest = Guest::new(FIRST, numbers[0], host, Epoch(1), reserve, State::Running).unwrap();
         let memory = Memory::open(host).unwrap();
         let mut injection = Injection::begin(child, own_site()).unwrap();
-        let layout = kernels(host);
+        let layout = kernel_layout(host);
         if let Some(foreign_vdso) = &mut foreign_vdso {
             foreign_vdso.locate(&layout, host).unwrap();
         }
@@ -146,7 +146,7 @@ impl Drop for TestGuest {
 }
 
 /// The kernel's own mappings, where they are in a copy of this process.
-fn kernels(host: i32) -> Layout {
+fn kernel_layout(host: i32) -> Layout {
     let maps = procfs::maps(host).unwrap();
     let kernels = maps.iter().filter(|m| m.is_kernel_mapping() && m.name != b"[vsyscall]");
     let region = |m: &procfs::Mapping| Region {
@@ -223,7 +223,7 @@ fn all_threads_stop_and_resume() {
 }
 
 /// Home rejects a call that crosses a signal on its way. A handler's return that was rejected must
-/// set home's mask when it is repeated: home would block the program's signals for good.
+/// set home's mask when it is repeated. Otherwise home would block the program's signals for good.
 #[test]
 fn rejected_sigreturn_is_sent_again() {
     let mut test = TestGuest::begin(&[SIGRETURN]).unwrap();
@@ -253,13 +253,13 @@ fn quiesce_waits_for_an_exiting_thread() {
     let mut test = TestGuest::begin(&[SPIN, EXIT, GETPPID]).unwrap();
     test.guest.resume().unwrap();
     while test.thread(1).pending.is_none() {
-        let asks = test.trap();
+        let trap = test.trap();
         let Guest { process, threads } = &mut test.guest;
-        let thread = threads.values_mut().find(|t| t.host_tid == asks.pid).unwrap();
+        let thread = threads.values_mut().find(|t| t.host_tid == trap.pid).unwrap();
         if thread.own_tid == 4002 {
-            thread.reply(asks.id, 1).unwrap();
+            thread.reply(trap.id, 1).unwrap();
         } else {
-            thread.handle_trap(asks, process, None).unwrap();
+            thread.handle_trap(trap, process, None).unwrap();
         }
     }
     // Its exit has been forwarded: it is made on both sides, or on neither.
@@ -387,7 +387,7 @@ fn with_another_vdso(name: &[u8]) -> (TestGuest, u64) {
     (test, entry)
 }
 
-/// Where it stores the result.
+/// Where that guest stores the time.
 const TIMESPEC: u64 = CODE + 512;
 
 impl TestGuest {

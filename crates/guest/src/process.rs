@@ -75,18 +75,19 @@ pub(crate) struct Process {
     pub(crate) is_quiescing: bool,
     /// It must stay stopped, by job control or because its home is unreachable.
     pub(crate) is_suspended: bool,
-    /// It must stay stopped until home has ended it.
+    /// The signal that ends it. It stays stopped until home has ended it.
     pub(crate) fatal_signal: Option<FatalSignal>,
     /// A thread that cannot continue here and must be fetched home, and whether home was notified.
     pub(crate) needs_home: Option<(HomePid, bool)>,
-    /// Traps that wait: for another thread's change of a signal action, or for an internal call.
+    /// Traps that wait for another thread's change of a signal action, for an internal call, or for
+    /// the opening of a local file.
     pub(crate) queued_traps: VecDeque<Notification>,
-    /// The opening of a local file that the first of these waits for, if it does, and the number of
-    /// openings so far.
+    /// The opening of a local file that one of these traps waits for, and the number of openings so
+    /// far.
     pub(crate) opening: Option<Opening>,
     pub(crate) openings: u64,
-    /// A fork has cancelled a departure, which home requests again: until then, and during that
-    /// departure, threads stop before they fork.
+    /// A fork has cancelled a departure, and home requests the departure again. Until this time,
+    /// and during that departure, threads stop before they fork.
     pub(crate) forks_wait_until: Option<Instant>,
     /// The CPU time that home has reported.
     pub(crate) home_cpu_time: HomeCpuTime,
@@ -163,7 +164,7 @@ impl Process {
     /// Removes the queued trap of a thread, given by its tid on this node.
     pub(crate) fn take_queued_trap(&mut self, host: i32) -> Option<Notification> {
         let at = self.queued_traps.iter().position(|trap| trap.pid == host)?;
-        // It traps again, and its file is opened anew if it is still to be.
+        // The call traps again, and then its file is opened anew if that is still needed.
         self.opening = None;
         self.queued_traps.remove(at)
     }

@@ -94,9 +94,9 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
 
 impl Shim {
     pub(crate) fn is_finished(&self) -> bool {
-        // Home's timeout expires first and kills the deputy; a guest must not run longer than that.
-        // Until the first guest arrives, `EMPTY_TIMEOUT` applies, which exceeds the sender's
-        // timeout.
+        // Home's timeout expires 5 s earlier, and home then kills the deputies. Without them the
+        // guests are of no use. Until the first guest arrives, `EMPTY_TIMEOUT` applies, which is
+        // longer than home waits for a new shim.
         let timeout =
             if self.has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
         let lost = self.home.is_none() && self.last_contact.elapsed() > timeout;
@@ -152,7 +152,7 @@ impl Shim {
         Ok(())
     }
 
-    /// A step of this turn of the main loop has ended.
+    /// Records that a step of this turn of the main loop has ended, and warns if it took long.
     fn step_ended(&mut self, step: &str) {
         if let Some(took) = self.turn_watch.step(step) {
             tracing::warn!(step, ?took, "a step of the main loop took long");
@@ -184,8 +184,8 @@ impl Shim {
         fds.extend(draining_links.filter(|l| l.wants_write()).map(|l| (l.as_fd(), libc::POLLOUT)));
         // These come last: `is_trap_pending` is read from the end of `ready` below.
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
-        let has_set_aside = listeners.iter().any(|l| l.has_deferred_call());
-        let buffered = has_set_aside
+        let has_deferred_call = listeners.iter().any(|l| l.has_deferred_call());
+        let buffered = has_deferred_call
             || self.home.iter().chain(self.source_links.iter().map(|s| &s.link)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
         let due = self.guests.values().filter_map(Guest::due).min();
@@ -194,9 +194,9 @@ impl Shim {
             if buffered || (busy && !full) { Duration::from_millis(1) } else { HEARTBEAT_INTERVAL / 2 };
         let timeout = due.map_or(timeout, |due| due.min(timeout));
         let ready = self.control_socket.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
-        // Most turns serve only the link to home or only the traps: the other is not read in vain.
+        // Most turns serve either the link to home or the traps. The other one is then not read.
         self.is_home_readable = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);
-        self.is_trap_pending = has_set_aside || ready.iter().rev().take(listeners.len()).any(|r| *r);
+        self.is_trap_pending = has_deferred_call || ready.iter().rev().take(listeners.len()).any(|r| *r);
         Ok(())
     }
 
@@ -215,7 +215,8 @@ impl Shim {
         let mut is_silent = false;
         if self.home.is_some() && self.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
             self.last_heartbeat = Instant::now();
-            // Guests that were given a high priority for a departure, and did not depart.
+            // Restores the nice value of guests that got a higher priority for a departure that did
+            // not take place.
             for guest in self.guests.values().filter(|guest| matches!(guest.process.state, State::Running)) {
                 guest.set_nice(self.start.guest_nice.into());
             }
@@ -229,7 +230,8 @@ impl Shim {
                 })
                 .collect();
             self.send_home(HomePid(0), &Message::Heartbeat);
-            // A home that is slow is not silent.
+            // A home shim that is slow does not count as silent, since its kernel still
+            // acknowledges.
             let silence = self.home.as_mut().map_or(Duration::ZERO, Link::time_without_ack);
             if self.home.is_some() && silence.is_zero() {
                 self.last_contact = Instant::now();
@@ -265,8 +267,9 @@ impl Shim {
         }
     }
 
-    /// While the link to home is down: has the node's daemon ask whether home still waits for these
-    /// guests. So guests that home has taken back or declared lost end as soon as that is known.
+    /// While the link to home is down, has the node's daemon ask home's daemon whether home still
+    /// waits for these guests. So guests that home has taken back or declared lost end as soon as
+    /// that is known.
     pub(crate) fn ask_home_daemon(&mut self) {
         let Some(shim) = self
             .home_shim

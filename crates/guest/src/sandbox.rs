@@ -98,9 +98,9 @@ impl Sandbox {
         loop {
             // Its reply and its stops may come in either order.
             let mut poll = libc::pollfd { fd: self.commands.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let has_forked = child.is_none() && command == FORK;
+            let awaits_fork = child.is_none() && command == FORK;
             // SAFETY: one valid pollfd.
-            unsafe { libc::poll(&raw mut poll, 1, if has_forked { 0 } else { 1 }) };
+            unsafe { libc::poll(&raw mut poll, 1, if awaits_fork { 0 } else { 1 }) };
             match stop::wait(self.helper, false).map_err(io::Error::other)? {
                 Some((_, WaitEvent::Stopped(stopped))) => {
                     if stopped.stop == Stop::Fork {
@@ -254,7 +254,7 @@ fn helper_main(commands: i32, clock_offset: [i64; 2]) -> ! {
         let reply = if ready {
             execute_command(command, last_pid)
         } else {
-            // The first command is sent when the identity maps are written.
+            // The first command is sent after the identity maps are written.
             ready = true;
             match set_up_namespaces(clock_offset) {
                 Ok(fd) => {
@@ -325,8 +325,8 @@ fn set_up_namespaces(clock_offset: [i64; 2]) -> Result<i32, u8> {
     call(libc::SYS_setresgid, 0, 0, 0)?;
     call(libc::SYS_setresuid, 0, 0, 0)?;
     call(libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0)?;
-    // The change of user has made /proc/self inaccessible. It becomes so again below, for the
-    // user's other processes.
+    // The change of user has made /proc/self inaccessible. This reverses that. At the end, it is
+    // made inaccessible again, to the user's other processes.
     call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 1, 0)?;
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };

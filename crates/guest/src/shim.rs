@@ -53,7 +53,7 @@ pub(crate) struct Shim {
     /// Guests that depart as soon as home has confirmed their pending writes, with the link to the
     /// next node, if any.
     pub(crate) returning: HashMap<HomePid, (Departure, Option<Link>)>,
-    /// Links to the next nodes of guests that have been sent, until they are drained.
+    /// Links to the next nodes of guests that were sent onward, until home has decided.
     pub(crate) draining_links: Vec<DrainingLink>,
     pub(crate) inbox: Reassembler,
     /// When something last came from home, or its machine acknowledged what was sent to it.
@@ -73,7 +73,7 @@ pub(crate) struct Shim {
     pub(crate) local_node: LocalNode,
     /// Since when the shim has had no guest.
     pub(crate) empty_since: Instant,
-    /// Whether the shim has had a guest: it then ends with the last one.
+    /// Whether the shim has had a guest, or declined its first one. It then ends when it has none.
     pub(crate) has_had_guest: bool,
     /// Whether the last poll found the link to home readable, and a trap pending.
     pub(crate) is_home_readable: bool,
@@ -180,8 +180,8 @@ impl Shim {
         self.returning.remove(&pid);
     }
 
-    /// Home's daemon reports that home no longer waits for guests of these epochs: they were taken
-    /// back, or have ended at home, while the link was down.
+    /// Ends guests of these epochs, for which home no longer waits, as home's daemon reports. They
+    /// were taken back, or have ended at home, while the link was down.
     pub(crate) fn end_not_awaited(&mut self, epochs: &[(HomePid, Epoch)]) {
         if self.home.is_some() {
             // The link is back, and home decides by itself.

@@ -43,15 +43,17 @@ impl Thread {
         self.sync.signals = count;
         let signal = siginfo::signal_of(&info);
         let waiting = self.raised.entry(signal).or_default();
-        // Home's kernel has delivered it, where here it would stay pending. If all were kept, and
-        // arrived faster than their handler runs, the program would do nothing else.
+        // Home's kernel has delivered the signal, so it did not merge it with later ones as it does
+        // with a pending signal. Here the signal waits for its handler, and is merged. If all were
+        // kept, and arrived faster than their handler runs, the program would do nothing else.
         let before = waiting.len();
         enqueue(waiting, info);
         if waiting.len() == before {
             return Ok(());
         }
         if before > 0 {
-            // The next of a number is raised after the delivery of the one before it.
+            // A further signal of the same number is raised after the delivery of the one before
+            // it.
             return Ok(());
         }
         if self.sync.call_pending {
@@ -117,9 +119,9 @@ impl Thread {
         self.raised.values().any(|infos| !infos.is_empty())
     }
 
-    /// Whether an undelivered signal from home is admitted by `mask`, or by default by the thread's
-    /// mask. A signal that a running handler blocks is no reason to fail a call: home does not see
-    /// that block, and has interrupted the call without need.
+    /// Whether an undelivered signal from home is admitted by `mask`, or by the thread's own mask
+    /// if `mask` is none. A signal that a running handler blocks is no reason to fail a call: home
+    /// does not see that block, and has interrupted the call without need.
     #[must_use]
     pub(crate) fn has_deliverable(&self, mask: Option<u64>) -> bool {
         if !self.has_undelivered() {
@@ -135,8 +137,8 @@ impl Thread {
 
     /// Whether a signal must be delivered before the call that the thread has just made. It was
     /// acknowledged to home, or will be with this call, so home would not interrupt the call for
-    /// it. The kernel keeps a thread waiting whose signal arrives after its call was received,
-    /// until the reply (`SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`).
+    /// it. A signal that arrives after the call was received here does not interrupt the thread,
+    /// which waits for the reply (`SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`).
     #[must_use]
     pub(crate) fn must_take_signal_first(&self) -> bool {
         !self.sync.call_pending && self.has_deliverable(None)
@@ -165,7 +167,7 @@ impl Thread {
             && foreign_vdso.in_copy(stopped.registers()?.rip)
             && code(&stopped.siginfo()?) > 0
         {
-            // Home has the pages that it reads, and executes the same instruction again.
+            // Home has the clock's data pages that the instruction reads, and executes it again.
             process.needs_home = Some((self.tid, false));
             self.stopped = Some(stopped);
             return Ok(());
@@ -218,8 +220,8 @@ impl Thread {
         stopped.resume(signal)
     }
 
-    /// Resumes without running a handler. If no other signal follows, the interrupted call is
-    /// restarted, until which the program's own mask is in force.
+    /// Resumes without running a handler. The interrupted call is then restarted. Until then the
+    /// program's own mask is in force, unless another signal is to be delivered first.
     fn resume_without_handler(&mut self, stopped: Stopped) -> Result<()> {
         if !self.has_deliverable(None)
             && let Some(mask) = self.mask_after_handler.take()

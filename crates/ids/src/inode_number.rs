@@ -12,7 +12,7 @@ const FILE_BIT: u64 = 1 << 61;
 pub fn of(node: NodeId, volume: u64, inode: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     (node, volume).hash(&mut hasher);
-    // The same offset for all files of a file system, so that these never collide.
+    // All files of a file system use the same mask, so no two of them collide.
     FILE_BIT | (inode ^ hasher.finish()) & (FILE_BIT - 1)
 }
 

@@ -96,11 +96,11 @@ macro_rules! random_id {
 }
 
 random_id!(
-    /// A migration. The same on all nodes, in their logs and reports.
+    /// The identifier of a migration, the same in the logs and reports of all nodes.
     MigrationId
 );
 random_id!(
-    /// A shim process. A peer names it to be connected to it; the identifier grants no rights.
+    /// The identifier of a shim. A peer sends it to be connected to that shim; it grants no rights.
     ShimId
 );
 
@@ -126,7 +126,8 @@ impl fmt::Display for ContentHash {
     }
 }
 
-/// The SHA-256 fingerprint of a certificate (DER), by which shims pin each other.
+/// The SHA-256 fingerprint of a certificate (DER). Shims pin each other's certificates by it, and a
+/// token contains that of the cluster's authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -141,15 +142,16 @@ pub struct Credentials {
     pub groups: Vec<u32>,
 }
 
-// A tuple in JSON too: shims and the file server of different versions exchange it so.
+// A tuple in JSON too: shims and the file server can be of different versions, and exchange this
+// format.
 impl Serialize for Credentials {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         (self.uid, self.gid, &self.groups).serialize(to)
     }
 }
 
-/// A file on a shared file system as one node sees it. Two nodes compare theirs to find out whether
-/// they mean the same file in the same state. Times are seconds and nanoseconds.
+/// A file on a shared file system as one node sees it. Two nodes compare these values to find out
+/// whether they mean the same file in the same state. Times are seconds and nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedFile {
     /// Type and bytes of its file handle, if the file system has one. A network file system's

@@ -1,6 +1,6 @@
 //! A program's advice about its memory (madvise, mlock). It is sent with the memory. So content
-//! that a child must not inherit (keys, the state of a random number generator) is not inherited
-//! away either.
+//! that a child must not inherit (keys, the state of a random number generator) is not inherited on
+//! another node either.
 
 use serde::{Deserialize, Serialize};
 use tern_tracee::procfs::Mapping;

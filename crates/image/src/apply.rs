@@ -96,7 +96,7 @@ pub fn plan(
             backing: match (m.is_anonymous(), identify(m)) {
                 (true, _) => Backing::Anonymous,
                 (_, Some(file)) => Backing::File { file, offset: m.offset },
-                // A file that the target does not have: it matches nothing.
+                // A file that `then` does not have: it matches nothing.
                 (_, None) => Backing::File { file: u32::MAX, offset: m.offset },
             },
         })
@@ -110,8 +110,8 @@ pub fn plan(
     // only one of the two has held pages. The stack is always kept: it is one mapping that grows,
     // and has a name.
     let keeps_mapping = |p: &Region, w: &Region| {
-        let joined = w.backing != Backing::Anonymous || w.grows_down || !w.remap;
-        joined || (p.start <= w.start && w.end <= p.end)
+        let may_be_extended = w.backing != Backing::Anonymous || w.grows_down || !w.remap;
+        may_be_extended || (p.start <= w.start && w.end <= p.end)
     };
     let mut steps = Vec::new();
     // Shared memory that is mapped again elsewhere is unmapped last, except where something else is
@@ -406,7 +406,7 @@ mod tests {
         ] {
             assert_eq!(plan(&now, &then, None, &by_inode), remap(&now));
         }
-        // A heap that has grown: only its new part is sent.
+        // A heap that has grown: only its new part is mapped.
         let grown = Region { remap: false, ..then.regions[0] };
         let heap = Layout { regions: vec![grown], files: Vec::new() };
         let missing = Region { start: 0x3000, ..grown };

@@ -9,9 +9,9 @@
 //!
 //! A file stored on the guest's own node, which home sees through MFS, is not read at all: the node
 //! opens it, and the guest maps it directly. A large file of home is not read either if the guest's
-//! node can mount home's files for its guests ([`ShowableFiles`]). The hash of such a file covers a
-//! stamp that changes with the content. A node that receives the content from elsewhere cannot
-//! verify it against this hash, and keeps it for the family only.
+//! node can mount home's files for its guests ([`ShowableFiles`]). In both cases the hash covers a
+//! stamp that changes with the content, not the content. If the content has to be sent
+//! nevertheless, the receiver cannot verify it against this hash, and keeps it for the family only.
 
 mod cache;
 
@@ -53,7 +53,7 @@ pub enum ShowableFiles {
     /// The node cannot, or home does not allow it.
     #[default]
     Nothing,
-    /// It can mount files of this node, which is home.
+    /// It can mount files of home, which is this node.
     Of(NodeId),
 }
 
@@ -353,7 +353,8 @@ fn stamp(meta: &fs::Metadata) -> String {
     )
 }
 
-/// The hash of a file of this node that is not read. Without a stamp it is unique to each call.
+/// The hash of a file that `node` stores and that is not read: a hash of the node's number and the
+/// file's stamp. Without a stamp the hash is unique to each call.
 fn version_hash(node: NodeId, stamp: Option<&str>) -> ContentHash {
     let mut hasher = blake3::Hasher::new_derive_key("tern 2026-11-26 a version of a file");
     let once = || format!("{:?}", std::time::Instant::now());
@@ -457,10 +458,10 @@ impl FileIdentifier for HomeFiles {
 pub fn read_piece(
     file: &File,
     offset: u64,
-    most: usize,
+    max_len: usize,
     (size, may_shrink): (u64, bool),
 ) -> io::Result<Vec<u8>> {
-    let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(most);
+    let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(max_len);
     let mut piece = Vec::with_capacity(want);
     let mut reader = At { file, offset };
     (&mut reader).take(want as u64).read_to_end(&mut piece)?;

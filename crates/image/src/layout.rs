@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use tern_ids::ContentHash;
 use tern_tracee::procfs::Mapping;
 
-/// A mapped file: identifies its content, so that another node can map the same bytes, and the file
-/// at home.
+/// Identifies a mapped file: its content, so that another node can map the same bytes, and the file
+/// itself at home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
     /// Device as in /proc/PID/maps at home.
@@ -29,8 +29,8 @@ pub struct FileRef {
     /// A shared memory object ([`crate::object`]): it has no hash, and its content is sent with the
     /// processes that share it.
     pub is_object: bool,
-    /// Where the file is stored, so that the guest's node can open it itself: directly if it is
-    /// that node, through MFS if it is home. Such a file is mapped directly, and its content is not
+    /// Where the file is stored, so that the guest's node can open it itself: directly if that node
+    /// stores it, through MFS if home does. Such a file is mapped directly, and its content is not
     /// read to compute a hash.
     pub location: Option<Box<NodeFile>>,
 }
@@ -146,7 +146,7 @@ impl Layout {
         let mut layout = Self::default();
         let mut indices: HashMap<(u64, u64), Option<u32>> = HashMap::new();
         // If one mapping of a file is a shared memory object, a private mapping of the same file
-        // refers to that object too, also if it comes first.
+        // refers to that object too, even if the private one comes first.
         let objects: HashMap<(u64, u64), &Mapping> =
             maps.iter().filter(|m| files.moves_with_sharers(m)).map(|m| ((m.device, m.inode), m)).collect();
         for m in &Reserve::exclude(reserve, maps) {

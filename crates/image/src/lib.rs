@@ -11,7 +11,7 @@
 //! * [`content`]: mapped files identified by content hash, and the node's cache of them
 //! * [`object`]: writable memory that processes share, which has no hash because it changes
 //! * [`pages`]: finds the pages that must be sent
-//! * [`node_file`]: files of other nodes, which a node can open itself
+//! * [`node_file`]: files that the guest's node can open itself, directly or through MFS
 //! * [`thread`], [`process`]: registers and all other state; capture and restore side by side
 //! * [`reserve`]: the address range that Tern keeps for itself in deputy and guest, at the same
 //!   address

@@ -26,9 +26,9 @@ pub(crate) fn is_migrated(resource: u32) -> bool {
     MIGRATED_LIMITS.contains(&resource)
 }
 
-/// The limits of a process at home. RLIMIT_MEMLOCK is left out for a process with CAP_IPC_LOCK,
-/// which is not bound by it: away, where the process has no capabilities, the limit must not bind
-/// it either.
+/// The limits of a process at home. RLIMIT_MEMLOCK is left out for a process with CAP_IPC_LOCK: the
+/// limit does not bind that process at home, and must not bind it away, where it has no
+/// capabilities.
 ///
 /// # Errors
 /// If it is gone.
@@ -50,8 +50,8 @@ pub(crate) fn set_all(pid: i32, limits: &[Limit]) {
     }
 }
 
-/// Sets a limit of a guest. Tern's own range is added to it. If Tern may not raise the limit, it
-/// stays lower.
+/// Sets a limit of a guest, plus the length of Tern's own range where that counts. If Tern may not
+/// raise the limit, it stays lower.
 pub fn set(pid: i32, limit: Limit) {
     let ours = if matches!(limit.resource, libc::RLIMIT_AS | libc::RLIMIT_DATA) { Reserve::LEN } else { 0 };
     let (soft, hard) = (limit.soft.saturating_add(ours), limit.hard.saturating_add(ours));

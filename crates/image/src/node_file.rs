@@ -16,14 +16,15 @@ pub const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
 /// The type of MFS mounts in /proc/PID/mountinfo.
 const MFS_FSTYPE: &str = "fuse.mfs";
 
-/// The types of file systems that only this kernel changes, with change times that it sets, in
-/// /proc/PID/mountinfo.
+/// The types, as in /proc/PID/mountinfo, of local file systems: only this kernel changes their
+/// files, and it sets their change times.
 const LOCAL_FSTYPES: [&str; 13] = [
     "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", ZFS, "tmpfs", "devtmpfs", "ramfs", "rootfs",
     "overlay",
 ];
 
-/// The local file system whose names need not match exactly.
+/// The local file system that may find a file by a name that differs from its own, for example in
+/// case.
 pub const ZFS: &str = "zfs";
 
 /// How home treats the files of a mount.
@@ -58,9 +59,10 @@ pub fn fs_credentials(pid: i32) -> Option<Credentials> {
 }
 
 /// The mounts that a process sees, cached until its mount table changes: the table is long, and
-/// programs open many files of one tree. statfs(2) would ask the server of a file system, which may
-/// not answer.
-/// The mount table is kept open. As long as it is, its mounts stay alive, even if the process
+/// programs open many files of one tree. statfs(2) is not used instead, since it would ask the
+/// server of a file system, which may not answer.
+///
+/// The mount table is kept open. As long as it is open, its mounts stay alive, even if the process
 /// changes to another mount namespace. So no other file system gets a tree's device number.
 #[derive(Debug, Default)]
 pub struct MfsMounts {
@@ -94,7 +96,8 @@ impl MfsMounts {
         self.is_cached(device) || self.read(pid) && self.mounts.contains_key(&device)
     }
 
-    /// The kind of a mount that has this id, of which the process has a file on this device open.
+    /// The kind of the mount with the id `mount`, where the process has a file on the device
+    /// `device` open.
     pub fn kind(&mut self, pid: i32, device: u64, mount: u64) -> MountKind {
         let known = self.is_cached(device) || self.others.contains_key(&mount);
         if !known && !self.read(pid) {
@@ -127,11 +130,11 @@ impl MfsMounts {
         true
     }
 
-    /// The location of a file in a cached tree, given a link under /proc that leads to it, and its
-    /// path. `ask` calls [`allows_direct`] for that link, or returns `None` if there is no answer in
-    /// time. `None` if the tree does not let guests open its files directly, or if the path does
-    /// not tell where the file is: it may have been removed, or the process may have another root
-    /// directory.
+    /// The location of a file in a cached tree, given a link under /proc that leads to the file,
+    /// and the file's path. `ask` calls [`allows_direct`] for that link, or returns `None` if there
+    /// is no answer in time. `None` if the tree does not let guests open its files directly, or if
+    /// the path is not below a mount point of the tree, for example because the process has another
+    /// root directory.
     pub fn locate(
         &mut self,
         pid: i32,
@@ -165,8 +168,9 @@ impl MfsMounts {
     }
 }
 
-/// Asks the MFS client whether guests may open this file of a tree directly. It answers without
-/// another node, with the same value for all files of the tree; if it is stopped this waits.
+/// Asks the MFS client whether guests may open this file of a tree directly. The client answers
+/// without asking another node, and answers the same for all files of the tree. If the client is
+/// stopped, this call waits.
 #[must_use]
 pub fn allows_direct(link: &Path) -> bool {
     let mut reply = [0; 1];

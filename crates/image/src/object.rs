@@ -29,8 +29,8 @@ pub fn id(m: &Mapping) -> ObjectId {
     (m.device, m.inode)
 }
 
-/// The open objects of a family. A process may share more than half as many objects as a shim may
-/// have descriptors, so a transfer does not duplicate theirs.
+/// The open objects of a family. A transfer shares their descriptors and does not duplicate them,
+/// since a process may map more than half as many objects as a shim may have descriptors.
 #[derive(Debug, Default)]
 pub struct SharedObjects(HashMap<ObjectId, Arc<File>>);
 
@@ -51,7 +51,8 @@ impl SharedObjects {
         self.0.get(&id)
     }
 
-    /// Creates an empty object for guests, unless one with this identifier exists.
+    /// Creates an empty object for guests, unless one with this identifier exists. An existing
+    /// object that is too small is enlarged.
     ///
     /// # Errors
     /// If there are too many objects, if it is too large, or if there is no memory.
@@ -101,7 +102,8 @@ impl SharedObjects {
             || io::Error::new(io::ErrorKind::InvalidInput, "not within a shared memory object");
         let object = self.0.get(&(file.device, file.inode)).filter(|_| file.is_object && length > 0);
         let object = object.ok_or_else(out_of_range)?;
-        // The actual size, not the sender's: at home the object is another user's file.
+        // The actual size, not the one that the sender states: at home the object may be another
+        // user's file, which must not grow.
         let size = object.metadata()?.len();
         if offset.checked_add(length).is_some_and(|end| end <= size) {
             Ok(object)

@@ -117,8 +117,8 @@ impl PageFinder {
         self.tracker.is_some()
     }
 
-    /// Marks the regions that the receiver must map anew: those that are in several pieces at the
-    /// receiver, of which more than one has had content.
+    /// Marks the regions that the receiver must map anew: before the first scan all; later those
+    /// that are in several pieces at the receiver, of which more than one has had content.
     pub fn mark_remapped(&self, layout: &mut Layout) {
         let Layout { regions, files } = layout;
         for region in regions.iter_mut().filter(|r| r.is_private()) {
@@ -144,16 +144,18 @@ impl PageFinder {
         let mut before: Option<(&Region, bool)> = None;
         for region in layout.regions.iter().filter(|r| r.is_private()) {
             let kind = MappingKind::of(region, &layout.files);
-            // Two adjacent regions that merge when they are mapped, or have merged before.
             let had = self.known(region, kind).any(|(_, _, known)| known.had_content)
                 || !self.receiver_is_new && self.scan_count == 0;
-            let is_one = self.sent.get(&region.start).is_some_and(|known| known.joined);
-            let one = before.is_some_and(|(b, b_had)| will_merge(b, region) && (is_one || !had || !b_had));
+            let was_joined = self.sent.get(&region.start).is_some_and(|known| known.joined);
+            // Whether the receiver has this region in one mapping with the one before it: the two
+            // merge when they are mapped, or have merged before.
+            let is_joined =
+                before.is_some_and(|(b, b_had)| will_merge(b, region) && (was_joined || !had || !b_had));
             before = Some((region, had));
             for (start, end, had_content) in self.scan_region(region, kind, &mut scan)? {
                 known.insert(
                     start,
-                    KnownRange { end, kind, had_content, joined: one || start > region.start },
+                    KnownRange { end, kind, had_content, joined: is_joined || start > region.start },
                 );
             }
         }
@@ -202,9 +204,10 @@ impl PageFinder {
         Ok(parts)
     }
 
-    /// Starts to track a part of a region that is new, or that is mapped anew. Large ranges that
-    /// were never touched are left out. To track a range needs page tables for all of it, and for
-    /// terabytes of reserved addresses these would exceed the memory.
+    /// Starts to track a part of a region that is new, or that is mapped anew, and adds it to the
+    /// new parts. If the part is large, only those of its ranges are added that were touched.
+    /// Scanning a new part write-protects it, which needs page tables for all of it; for terabytes
+    /// of reserved addresses these would exceed the memory.
     fn begin(
         &self,
         region: &Region,

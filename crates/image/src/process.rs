@@ -332,9 +332,9 @@ impl ProcessImage {
     ) -> Result<()> {
         let scratch = reserve.scratch();
         let status = procfs::status(memory.pid())?;
-        let there = status.ignored | status.caught;
+        let changed = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
-            if *action != DEFAULT_ACTION || may_differ(there, at) {
+            if *action != DEFAULT_ACTION || may_differ(changed, at) {
                 set_signal_action(space, memory, reserve, at as u64 + 1, action)?;
             }
         }
@@ -363,10 +363,10 @@ impl ProcessImage {
         self.lock(space, memory.pid(), status.locked_kib > 0)
     }
 
-    /// Locks the memory that the program has locked, and unlocks all other. If this node's limit is
-    /// lower than home's, the memory stays unlocked and may be swapped.
-    fn lock(&self, space: &mut dyn InjectedSpace, pid: i32, some_is: bool) -> Result<()> {
-        if !some_is && !self.layout.regions.iter().any(|region| region.advice.is_locked()) {
+    /// Locks the private memory that the program has locked, and unlocks all other private memory.
+    /// If this node's limit is lower than home's, the memory stays unlocked and may be swapped.
+    fn lock(&self, space: &mut dyn InjectedSpace, pid: i32, is_any_locked: bool) -> Result<()> {
+        if !is_any_locked && !self.layout.regions.iter().any(|region| region.advice.is_locked()) {
             return Ok(());
         }
         let locked: Vec<_> =
@@ -384,13 +384,15 @@ impl ProcessImage {
             match region.advice.mlock2_flags() {
                 Some(_) if as_it_was == region.len() => {}
                 Some(flags) => {
-                    // Memory without access cannot be faulted in, but can be locked on fault. The
-                    // same holds for files that are read page by page from another node.
-                    let shown = |file: u32| {
+                    // Memory without access cannot be faulted in, but can be locked on fault. A
+                    // file with a location is locked on fault too: it may be read page by page from
+                    // another node.
+                    let has_location = |file: u32| {
                         self.layout.files.get(file as usize).is_some_and(|file| file.location.is_some())
                     };
-                    let comes_later = matches!(region.backing, Backing::File { file, .. } if shown(file));
-                    let on_fault = u64::from(region.prot == 0 || comes_later);
+                    let is_remote =
+                        matches!(region.backing, Backing::File { file, .. } if has_location(file));
+                    let on_fault = u64::from(region.prot == 0 || is_remote);
                     let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
                     if let Err(error) = done {
                         tracing::warn!(pid, %error, "cannot lock memory that the program has locked");
@@ -403,7 +405,8 @@ impl ProcessImage {
         Ok(())
     }
 
-    /// Needed at home too: the kernel does not move its record of the heap's end when the heap is
+    /// Sets the kernel's record of the bounds of code, data, heap, stack and arguments. This is
+    /// needed at home too: the kernel does not move its record of the heap's end when the heap is
     /// mapped. Without this, a program that shrank its heap while away would get brk results for
     /// memory that is not mapped.
     fn set_bounds(
@@ -415,7 +418,7 @@ impl ProcessImage {
     ) -> Result<()> {
         let mut words: Vec<u64> = self.bounds.to_vec();
         if let Some(title) = title {
-            // The title is at the end of the range, and `ps` shows it instead of the arguments.
+            // The title is at the end of Tern's range, and `ps` shows it instead of the arguments.
             let mut title = title.as_bytes().to_vec();
             title.truncate(2000);
             title.push(0);

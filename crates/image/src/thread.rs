@@ -54,8 +54,8 @@ pub fn capture(
     for injection in injections.iter_mut() {
         let rseq = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
         if rseq.0 != 0 {
-            // Before the thread makes an injected call: the kernel then finds it outside of the
-            // section, and clears it.
+            // Done before the thread makes an injected call: the kernel then finds it outside of
+            // the section, and clears the record of the section without aborting it.
             let mut registers = *injection.saved_registers();
             leave_critical_section(memory, rseq.0, &mut registers)?;
             injection.set_saved_registers(registers);
@@ -98,7 +98,7 @@ pub fn restore(
 }
 
 impl ThreadImage {
-    /// The image of a thread under injection, from its rseq area and the words that its kernel
+    /// The image of a thread under injection, from its rseq area and the words that the kernel
     /// reported: signal stack, robust list, tid address.
     fn of(
         injection: &Injection,

@@ -9,7 +9,7 @@ use tern_tracee::write_tracker::WriteTracker;
 
 const SIZE: u64 = 16 * PAGE;
 
-/// Maps memory as the kernel would: at the first call at any free address, then at `at`.
+/// Maps memory: at any free address if `at` is 0, otherwise at `at`.
 fn map(at: u64, length: u64) -> u64 {
     let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;

@@ -7,17 +7,17 @@
 //! own processes do, since only they are in its `/proc`.
 //!
 //! **Ended threads** have taken their counters along. Their CPU time is the difference between the
-//! CPU time of the whole node and that found in threads; they are assumed to have waited as much
-//! for it as the others. The kernel's own threads are not read one by one but are included in that
-//! same difference.
+//! CPU time of the whole node and that found in threads; for each second of it they are assumed to
+//! have waited as long as the living threads. The kernel's own threads are not read one by one but
+//! are included in that same difference.
 //!
 //! **Tern's own programs**, ternd and the shims, start short-lived threads when processes move. If
 //! these were assumed to have waited like the others, the node would seem busier just when its load
 //! is checked most often. So for these programs only run time counts.
 //!
 //! **Idle threads** cost as much to read as busy ones. When a reading takes too long, processes
-//! that have not run for some readings are read in rotation. This bounds the cost; the price is
-//! that they are noticed later when they wake, up to [`MAX_ROTATION`] readings later.
+//! that have not run for some readings are read in rotation. This bounds the cost, but a process
+//! that wakes may be noticed up to [`MAX_ROTATION`] readings late.
 
 use crate::clock::thread_cpu_time;
 use crate::group::{Groups, in_container};
@@ -86,6 +86,7 @@ struct TrackedProcess {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Counted {
     run: f64,
+    /// Run time plus time waiting for a CPU.
     wanted: f64,
     /// Average number of threads that ran or waited.
     demand: f64,
@@ -135,8 +136,8 @@ impl DemandMeter {
         let used =
             used.zip(before.and_then(|before| before.used)).and_then(|(now, then)| now.checked_sub(then));
         let used = used.map_or(found.run, |used| (used.as_secs_f64() - tern_run).max(0.0));
-        // Averaged over several readings: at one reading few threads may be alive, and may only
-        // have waited yet.
+        // Averaged over several readings: at one reading few threads may be alive, and these may so
+        // far only have waited.
         let (run, wanted) = self.recent;
         self.recent = (run * RECENT_KEPT + found.run, wanted * RECENT_KEPT + found.wanted);
         let (ended, debt) = split_ended(used - found.run, self.debt);
@@ -161,7 +162,8 @@ impl DemandMeter {
             // Only a whole machine has the kernel's own threads in its /proc.
             tracked.is_kernel_thread =
                 !self.container && stat.as_ref().is_some_and(|stat| stat.is_kernel_thread);
-            // A process that existed before the first reading has used its CPU time before it.
+            // If the first reading finds a process, the process has used its CPU time before that
+            // reading.
             let before = |ticks: u64| if elapsed.is_none() { seconds(ticks) } else { 0.0 };
             let tern_run = stat.filter(|stat| TERN_PROGRAMS.contains(&&*stat.command));
             tracked.tern_run = tern_run.map(|stat| before(stat.ticks));
@@ -216,8 +218,8 @@ impl TrackedProcess {
         }
     }
 
-    /// Reads its threads and returns what they counted since, in total. `None` if it has not run,
-    /// or has ended.
+    /// Reads its threads and returns what they have counted since the last update, in total. `None`
+    /// if it has not run, or has ended.
     fn update(&mut self, pid: i32, proc: &ProcDir) -> Option<SchedStat> {
         let alone = match self.threads.as_slice() {
             [] => Some(SchedStat::default()),
@@ -268,12 +270,12 @@ fn seconds(ticks: u64) -> f64 {
     ticks as f64 / TICKS_PER_SECOND as f64
 }
 
-/// Returns the CPU time of ended threads, in seconds, and the new debt, when `more` seconds were
-/// used on the node than were found in threads.
+/// Returns the CPU time of ended threads, in seconds, and the new debt. `more` is the CPU time used
+/// on the node less that found in threads.
 ///
 /// Both counts cover the same time, but are not taken at the same instant, and an idle process may
-/// be read later than its time is counted in the node's total. So an excess in threads now is set
-/// against a shortfall next time, and fades.
+/// be read later than its time is counted in the node's total. So time found in threads in excess
+/// of the node's total is carried to the next reading as a debt, which decays.
 fn split_ended(more: f64, debt: f64) -> (f64, f64) {
     let missing = more + debt;
     (missing.max(0.0), missing.clamp(-1.0, 0.0) * DEBT_KEPT)
@@ -293,7 +295,7 @@ mod tests {
         assert_eq!(split_ended(0.5, 0.0), (0.5, 0.0));
         assert_eq!((wait_ratio((0.5, 1.0)), wait_ratio((0.0, 0.0)), wait_ratio((1.0, 0.9))), (2.0, 1.0, 1.0));
         assert_eq!(wait_ratio((1e-3, 1e9)), MAX_WAIT_RATIO);
-        // Time counted in threads before it is in the node's total is not counted again then.
+        // Time counted in threads before the node's total includes it is not counted a second time.
         let (none, debt) = split_ended(-0.2, 0.0);
         assert!(none == 0.0 && (-0.2..-0.1).contains(&debt), "{debt}");
         assert!(split_ended(0.2, debt).0 < 0.05);

@@ -64,8 +64,8 @@ impl Groups {
         for hierarchy in all {
             if let Some(group) = hierarchy.group_of(own) {
                 let chain = GroupChain::from(hierarchy, &group);
-                // Version 2 may have both controllers, if they are enabled down to this group: its
-                // files are tried.
+                // In version 2 both controllers may be enabled for this group; its files show
+                // whether they are.
                 if hierarchy.has("cpu") || hierarchy.unified {
                     found.cpu.push(chain.clone());
                 }

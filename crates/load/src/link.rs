@@ -17,21 +17,22 @@ pub struct LinkEstimate {
 /// preparation of a move: half a megabyte that a busy node receives in a quarter of a second may
 /// have come over a link of any speed.
 const MIN_TRANSFER_LEN: u64 = 8 << 20;
-/// Weights of a new round-trip time: a half if it is shorter than the average, a sixteenth if it is
-/// longer. A longer one is more often due to a busy end than to a slower path, and the path is to
-/// be measured.
-const SHORTER_RTT_WEIGHT: f64 = 2.0;
-const LONGER_RTT_WEIGHT: f64 = 16.0;
-/// Weight of a new transfer: one third. Transfers are rare, and each is an average in itself.
-const TRANSFER_WEIGHT: f64 = 3.0;
+/// Divisors for a new round-trip time: it weighs a half if it is shorter than the average, a
+/// sixteenth if it is longer. A longer one is more often due to a busy end than to a slower path,
+/// and only the path is of interest.
+const SHORTER_RTT_DIVISOR: f64 = 2.0;
+const LONGER_RTT_DIVISOR: f64 = 16.0;
+/// Divisor for a new transfer: it weighs a third. Transfers are rare, and each is an average in
+/// itself.
+const TRANSFER_DIVISOR: f64 = 3.0;
 
 impl LinkEstimate {
     /// Adds a measured round-trip time.
     pub fn add_round_trip(&mut self, took: Duration) {
         // Rounded up, because 0 means unknown.
         let micros = (took.as_nanos().div_ceil(1000)).clamp(1, u32::MAX.into()) as f64;
-        let weight = if micros < self.rtt_us.into() { SHORTER_RTT_WEIGHT } else { LONGER_RTT_WEIGHT };
-        self.rtt_us = smooth(self.rtt_us.into(), micros, weight) as u32;
+        let divisor = if micros < self.rtt_us.into() { SHORTER_RTT_DIVISOR } else { LONGER_RTT_DIVISOR };
+        self.rtt_us = smooth(self.rtt_us.into(), micros, divisor) as u32;
     }
 
     /// Adds a measured transfer; short ones are ignored.
@@ -40,7 +41,7 @@ impl LinkEstimate {
             return;
         }
         let rate = (bytes as f64 / took.as_secs_f64().max(1e-6)).max(1.0);
-        self.bytes_per_s = smooth(self.bytes_per_s as f64, rate, TRANSFER_WEIGHT) as u64;
+        self.bytes_per_s = smooth(self.bytes_per_s as f64, rate, TRANSFER_DIVISOR) as u64;
     }
 
     /// How long a transfer takes, including the round trip; `None` if the link has not been
@@ -55,8 +56,8 @@ impl LinkEstimate {
     }
 }
 
-fn smooth(old: f64, new: f64, weight: f64) -> f64 {
-    if old == 0.0 { new } else { (old + (new - old) / weight).round().max(1.0) }
+fn smooth(old: f64, new: f64, divisor: f64) -> f64 {
+    if old == 0.0 { new } else { (old + (new - old) / divisor).round().max(1.0) }
 }
 
 #[cfg(test)]

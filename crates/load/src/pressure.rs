@@ -23,7 +23,7 @@ pub struct Pressure {
 struct Line {
     /// Percent of the last 10 s.
     avg10: f32,
-    /// Microseconds since boot.
+    /// Total stall time since boot, in microseconds.
     total: u64,
 }
 
@@ -34,7 +34,7 @@ fn parse_line(text: &str, kind: &str) -> Option<Line> {
     Some(Line { avg10: avg10.is_finite().then_some(avg10)?, total: of("total=")?.parse().ok()? })
 }
 
-/// Time constant of lost time, the same as for the kernel's `avg10`.
+/// Time constant of the average of lost time, the same as for the kernel's `avg10`.
 const PAGING_TIME_CONSTANT: Duration = Duration::from_secs(10);
 
 /// Measures stalls and paging.
@@ -60,7 +60,7 @@ struct Paging {
 }
 
 impl StallMeter {
-    /// From the control group if it has pressure files, or else of the machine.
+    /// Uses the control group's pressure files if it has them, otherwise the machine's.
     #[must_use]
     pub fn new(group: Option<&Path>) -> Self {
         let of_group =
@@ -116,7 +116,7 @@ impl Paging {
 }
 
 /// The fraction of time in which nothing could be done but wait for pages. Without PSI it is the
-/// fraction of waiting for a disk, while pages are read from swap.
+/// share of waiting for a disk in the CPUs' busy and waiting time, if pages were read from swap.
 fn lost_fraction(before: &Paging, now: &Paging, span: Duration) -> f64 {
     let span = span.as_secs_f64().max(1e-3);
     let stalled = now.memory_stall.saturating_sub(before.memory_stall).as_secs_f64() / span;

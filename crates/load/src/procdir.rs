@@ -36,7 +36,8 @@ impl ProcDir {
     }
 
     fn list(&self, path: &str) -> Option<Vec<(i32, u64)>> {
-        // Opened each time: a file position would be shared, and rewinding is no cheaper.
+        // Opened each time: a descriptor that stays open keeps its position, and rewinding it is no
+        // cheaper.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(self.0.as_ref()?, path, flags, Mode::empty()).ok()?;
         let mut space = [MaybeUninit::uninit(); 16 << 10];

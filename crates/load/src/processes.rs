@@ -1,5 +1,5 @@
-//! The usage of single processes, and the usage they would have with a CPU of their own: for deciding which
-//! to move, and for lists.
+//! The usage of single processes, and the usage that they would have with a CPU of their own: for
+//! deciding which to move, and for lists.
 //!
 //! A process that has not been scheduled since the last scan has done nothing: one small file shows
 //! that, and the stored data stays valid. Only what other processes do to it may have changed (its
@@ -39,8 +39,8 @@ pub struct ProcessSample {
     pub resident: u64,
     /// Its reads and writes so far; `None` if access is denied.
     pub io: Option<IoCounters>,
-    /// Rates since the last scan that included it, or since its start if that was after the
-    /// previous scan; `None` in the very first scan.
+    /// Rates since the last scan if that included it, or since its start if it started after the
+    /// last scan and that covered all processes; otherwise `None`.
     pub rates: Option<ProcessRates>,
 }
 
@@ -78,7 +78,7 @@ pub struct ProcessScanner {
     /// Inodes of kernel threads, by PID.
     kernel_threads: HashMap<i32, u64>,
     scans: u32,
-    /// When all processes were last scanned.
+    /// When the last scan began, if it covered all processes.
     all_at: Option<Instant>,
     page: u64,
 }
@@ -152,8 +152,8 @@ impl ProcessScanner {
         self.scans.wrapping_add(pid.unsigned_abs()).is_multiple_of(REREAD_INTERVAL)
     }
 
-    /// With several threads, the first does not show what the others did. All-zero counters mean
-    /// that the kernel does not count.
+    /// With several threads, the first thread's counters do not show what the others did. All-zero
+    /// counters mean that the kernel does not count.
     fn is_idle(&self, pid: i32, last: &LastRead) -> bool {
         last.process.threads == 1
             && last.schedstat != SchedStat::default()
@@ -261,7 +261,7 @@ fn rates(
     let span = span.as_secs_f64().max(1e-3);
     let per_second = |grown: u64| (grown as f64 / span) as f32;
     let percent = |nanos: u64| (nanos as f64 / 1e7 / span) as f32;
-    // A thread that ended has taken its counters along.
+    // The sum no longer includes the counters of ended threads, so it may have fallen.
     let fresh = SchedStat {
         run_ns: stat.run_ns.saturating_sub(stat_before.run_ns),
         wait_ns: stat.wait_ns.saturating_sub(stat_before.wait_ns),

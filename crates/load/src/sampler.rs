@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// A node's current state.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// 100 is one busy standard CPU: less on a fast node and on one with many CPUs. Smoothed: after
-    /// a change it has reached 80 % of it in 2 s, and 91 % in 3 s.
+    /// 100 is one busy standard CPU; on a fast node, or one with many CPUs, the same threads are
+    /// less load. Smoothed: it follows 80 % of a change within 2 s, and 91 % within 3 s.
     pub load: u32,
     /// Average number of threads that run or wait for a CPU; smoothed like the load.
     pub demand: f32,
@@ -45,8 +45,8 @@ pub struct Sampler {
     last_sampled: Option<Instant>,
 }
 
-/// Time constant of the load: a process that starts or ends shows within 2 or 3 s, a scheduler time
-/// slice does not.
+/// Time constant of the load: a process that starts or ends is visible within 2 or 3 s, a time
+/// slice of the scheduler is not.
 const LOAD_TIME_CONSTANT: Duration = Duration::from_millis(1250);
 
 impl Sampler {

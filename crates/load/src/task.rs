@@ -89,8 +89,8 @@ impl SchedStat {
         self.run_ns.saturating_add(self.wait_ns)
     }
 
-    /// Counted since `before`. If a counter has fallen, another thread has the same ID,
-    /// and counts from 0.
+    /// Counted since `before`. If a counter has fallen, another thread now has the same ID, and its
+    /// counters began at 0.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.run_ns < before.run_ns || self.wait_ns < before.wait_ns {

@@ -130,8 +130,8 @@ impl Away {
         }
     }
 
-    /// The identity of another node's user on this node. As for files, root's groups are dropped if
-    /// root is squashed.
+    /// The identity of another node's user on this node. As MFS does for files, drops root's groups
+    /// if root is squashed.
     fn squash_root_groups(&self, credentials: Credentials) -> Credentials {
         // Root itself is kept here, and refused in `admit`, with a message.
         if credentials.uid != 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
@@ -186,13 +186,14 @@ impl Away {
         entry.set_running(self.node);
         let reply = job.run(link, &HomePeer(self.node))?;
         drop(entry);
-        // Before its home receives the end, and requests a slot for the next command.
+        // The slot must be free before home receives the reply and asks for one for its next
+        // command.
         drop(slot);
         send(link, &reply)
     }
 }
 
-/// The peer of a command that its home node has sent here.
+/// The protocol towards the home node of a command. Holds the number of this node.
 pub(crate) struct HomePeer(pub(crate) NodeId);
 
 impl PeerProtocol for HomePeer {

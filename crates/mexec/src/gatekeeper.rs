@@ -179,7 +179,8 @@ impl Gatekeeper {
         Ok(link.finish(Instant::now() + CLIENT_TIMEOUT)?)
     }
 
-    /// Runs one job. The caller sends an error to the client; the job has ended then.
+    /// Runs one job. If this fails, the job has ended, and the caller sends the error to the
+    /// client.
     fn run(&self, link: &mut Link, name: &str, from: SocketAddr, connection: &TcpStream) -> Result<()> {
         let key = self.keys.valid(name)?;
         let running = self.jobs.add(name, &key, from, connection)?;

@@ -61,7 +61,7 @@ const MAX_USER_SEARCHES: u32 = 8;
 const MAX_USER_COMMANDS: u32 = 2048;
 
 /// How long a node that refused a command, or was lost with it, is not asked again to run it. The
-/// command may wait for hours for a slot on another node.
+/// exclusion ends, since the command may wait for hours for a slot on another node.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The home half of a node.
@@ -81,8 +81,8 @@ pub(crate) struct Home {
     jobs: Arc<JobTable>,
 }
 
-/// How long a node whose executor has ended is not asked again: it is usually restarted at once, for
-/// example after an upgrade.
+/// How long a node whose executor has ended is not asked again. The executor is usually restarted
+/// at once, for example after an upgrade.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt to run a command on a node.
@@ -126,7 +126,7 @@ impl Home {
             me,
             view: ClusterView::new(&config),
             links: NodeLinks::new(&config, identity),
-            // The number of commands that other nodes run at once.
+            // The default number of slots of a node with as many CPUs.
             classes: CommandClasses::new(1 + std::thread::available_parallelism().map_or(1, usize::from)),
             usage: UsageTracker::new(me),
             choosing: Mutex::default(),
@@ -311,8 +311,8 @@ impl Home {
         })
     }
 
-    /// Takes a slot of this node after other nodes were asked first. Others may have taken it
-    /// meanwhile.
+    /// Takes a slot of this node after other nodes were asked first. `None` if another caller has
+    /// taken it meanwhile, or is next.
     fn try_start_here(
         &self,
         constraint: &Constraint,
@@ -389,8 +389,8 @@ impl Home {
             Ok(ExecReply::Refused(refusal)) => Ok(RunOutcome::NotRun(refusal)),
             Ok(reply @ (ExecReply::Started(_) | ExecReply::StartFailed(..))) => {
                 caller.set_placed(node, reason)?;
-                // Input is requested by `Started`, so that must not be held back; and input that
-                // was consumed cannot be sent again.
+                // The caller sends input only after `Started`, which therefore must not be held
+                // back; and input that was consumed cannot be sent again.
                 let holds_output = request.repeatable && !request.task.forwards_stdin;
                 let (outcome, report) = relay::relay(&mut link, &mut caller.socket, reply, holds_output)?;
                 if let Some(report) = report {

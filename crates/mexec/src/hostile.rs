@@ -42,8 +42,9 @@ fn decode_frames(mut bytes: &[u8]) -> impl Iterator<Item = LocalFrame> {
     })
 }
 
-/// Parses the bytes as received from a socket, in parts of this size and at once, and checks that
-/// both give the same frames. Decodes each frame by its kind. Returns the number of frames.
+/// Parses the bytes as received from a socket, once in parts of this size and once as a whole, and
+/// checks that both give the same frames. Decodes each frame by its kind. Returns the number of
+/// frames.
 ///
 /// # Panics
 /// If the parser misbehaves.
@@ -130,8 +131,10 @@ impl Halves {
         })
     }
 
-    /// Feeds input to one of the halves. The first byte selects it: a relay, with input of the node
-    /// and then of the caller, or a job. Returns whether the input had any effect.
+    /// Feeds input to one of the halves. Bit 0 of the first byte selects a job or a relay; bit 1
+    /// makes the job's peer an outside client, or the relay hold output back. The next two bytes
+    /// are the length of the node's input to a relay, which precedes the caller's. Returns whether
+    /// the input had any effect.
     ///
     /// # Errors
     /// If the half misbehaves.

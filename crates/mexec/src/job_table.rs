@@ -11,7 +11,8 @@ use tern_ids::{HomePid, NodeId};
 /// The maximum number of characters shown of a command.
 const MAX_COMMAND_LEN: usize = 128;
 
-/// The maximum number of rows in one reply, which keeps it below the maximum length of a document.
+/// The maximum number of rows in one reply, which keeps the reply below
+/// [`tern_control::stream::MAX_DOCUMENT_LEN`].
 const MAX_REPLY_ROWS: usize = 4096;
 
 /// All commands placed from this node or on it.
@@ -64,7 +65,7 @@ impl JobEntry {
         self.set(Some(node), false);
     }
 
-    /// It does not run. It is queued, or a node is chosen or asked.
+    /// It does not run: it is queued, or a node is being chosen or asked.
     pub(crate) fn set_pending(&self, is_queued: bool) {
         self.set(None, is_queued);
     }

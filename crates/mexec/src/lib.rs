@@ -6,9 +6,10 @@
 //!  mexec ─▶ home half ══ mutual TLS ══▶ away half ─▶ container (home's files) ─▶ the command
 //!           chooses, relays            has slots, assigns them fairly
 //! ```
-//! Both halves are in one program, `tern-exec`, which runs beside ternd and outlives it. So is the
-//! gatekeeper ([`gatekeeper`]), which accepts commands from machines outside the cluster. The
-//! messages are in [`messages`]. docs/design/placing.md explains the design.
+//! Both halves are in one program, `tern-exec`, which runs beside ternd and outlives it. The same
+//! program, as a process of its own, is the gatekeeper ([`gatekeeper`]), which accepts commands
+//! from machines outside the cluster. The messages are in [`messages`]. docs/design/placing.md
+//! explains the design.
 #![deny(unsafe_code)]
 
 mod away;
@@ -42,7 +43,8 @@ use tern_wire::Identity;
 /// The socket that `mexec` connects to, in the node's run directory.
 pub const SOCKET: &str = "mexec";
 
-/// The maximum number of connections of other nodes, and of callers here. Each has a thread.
+/// The maximum number of connections, each with a thread: counted separately for other nodes,
+/// callers on this node, and outside clients.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Stack size of a connection's thread, in bytes.

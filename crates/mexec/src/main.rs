@@ -32,13 +32,13 @@ enum Command {
     /// Accept commands from machines outside of the cluster.
     #[command(name = "outside")]
     Gatekeeper,
-    /// Run as the container of another node's commands, or of this node's own.
+    /// Run as the container of another node's commands, or of the gatekeeper's jobs.
     #[command(name = "room")]
     Container {
-        /// The home node; 0 is this node.
+        /// The home node; 0 for the gatekeeper's jobs.
         home: u16,
-        /// Directories that are mounted from this node because both nodes have them from the same
-        /// server.
+        /// Directories that are mounted from this node, because this node and home have them from
+        /// the same server.
         shared: Vec<PathBuf>,
     },
 }
@@ -85,8 +85,8 @@ fn run(options: Options) -> Result<()> {
     }
 }
 
-/// Raises the soft limit of open files to the hard one, since each command needs some. Returns the
-/// old limit.
+/// Raises the soft limit of open files to the hard one, since each command needs several. Returns
+/// the old limit.
 fn raise_open_files_limit() -> Rlimit {
     let before = getrlimit(Resource::Nofile);
     let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before });

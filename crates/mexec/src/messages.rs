@@ -51,7 +51,7 @@ pub const MAX_DATA_LEN: usize = 64 << 10;
 /// The stream number of standard input; 1 and 2 are standard output and error.
 pub const STDIN: u8 = 0;
 
-/// A string of the system: any bytes but zero.
+/// An argument, a variable or a path: any bytes but zero.
 pub type Bytes = Vec<u8>;
 
 /// A request of `mexec` to place a command.
@@ -72,7 +72,7 @@ pub struct JobRequest {
 pub enum NodeChoice {
     /// The best node of all, this one included. This node is preferred while it is idle.
     Best,
-    /// The best of these nodes, whatever their state.
+    /// The best of these nodes that are not dead, even if one is blocked or has sent no load.
     Among(Vec<NodeId>),
 }
 
@@ -102,10 +102,10 @@ pub struct Task {
     pub terminal: Option<WindowSize>,
     /// Whether standard input is forwarded; else it is /dev/null.
     pub forwards_stdin: bool,
-    /// Standard output and error are the same file.
+    /// Whether standard output and error are the same file.
     pub merges_stderr: bool,
-    /// It gets a private directory for temporary files (`TMPDIR`) on its node, which is removed
-    /// with it.
+    /// Whether it gets a private directory for temporary files (`TMPDIR`) on its node, which is
+    /// removed with it.
     pub private_tmp: bool,
 }
 
@@ -201,10 +201,10 @@ pub enum ExecReply {
     Exited(ExitReport),
     /// Its node is lost. The command may have had effects until then.
     NodeLost(NodeId),
-    /// Only if requested with [`WANTS_PROGRESS`]; precedes relayed replies: the node where it will
-    /// run, and why that was chosen.
+    /// The node where it will run, and why that node was chosen. Sent before relayed replies, and
+    /// only if requested with [`WANTS_PROGRESS`].
     Placed(NodeId, PlacementReason),
-    /// Only if requested with [`WANTS_PROGRESS`]: it does not run yet.
+    /// It does not run yet. Sent only if requested with [`WANTS_PROGRESS`].
     Pending(PendingReason),
 }
 
@@ -221,7 +221,7 @@ pub enum PlacementReason {
     Short,
     /// The caller named the node, alone or among others.
     Named,
-    /// It offered the largest share of a CPU.
+    /// The command was expected to end first there.
     Best,
     /// All nodes were full, and this one had the first free slot.
     FirstSlot,
@@ -232,7 +232,7 @@ pub enum PlacementReason {
 /// Why a command does not run yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PendingReason {
-    /// The maximum number of searches for this user is running.
+    /// The maximum number of placement searches for this user is running.
     SearchLimit,
     /// It waits for this node's reply.
     NodeReply(NodeId),

@@ -1,5 +1,6 @@
-//! Directories that several nodes mount from one server (`shared` in `ternd.toml`), which placed
-//! commands use directly: those of this node, and the comparison with those of another node.
+//! Directories that several nodes mount from one server (`shared` in `ternd.toml`). Placed commands
+//! use them directly. This module lists those of this node, and finds those that another node has
+//! too.
 
 use crate::lock;
 use std::ffi::OsStr;

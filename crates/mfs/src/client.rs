@@ -41,7 +41,7 @@ use tern_wire::Identity;
 use tree::Tree;
 
 /// Threads that read FUSE requests. Each waits for its request's reply, so this also bounds the
-/// requests in flight. A build has had 48 calls to a lost node in flight; requests for other nodes
+/// requests in flight. A build may have 48 calls to a lost node in flight; requests for other nodes
 /// must still find a thread then. fuser starts threads on demand (third_party/fuser/TERN.md).
 const THREADS: usize = 128;
 
@@ -79,8 +79,9 @@ pub fn mount(config: &Config, at: &Path, options: &MountOptions) -> Result<Sessi
     let (tree, mut fuser) = prepare(config, options)?;
     let failure = || format!("cannot mount at {}", at.display());
     let session = if rustix::process::geteuid().is_root() {
-        // The balancer moves processes to the files that they use by these reports. ternd ignores
-        // reports from a plain user's tree, and without dfsa no process gains by such a move.
+        // The balancer uses these reports to move processes to the files that they use. ternd
+        // ignores reports from a plain user's tree, and without dfsa no process gains by such a
+        // move.
         if options.dfsa {
             traffic::start_reporting(&tree);
         }

@@ -43,8 +43,9 @@ fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], timeout: Duration)
 }
 
 /// Enables TCP keepalive: the kernel detects within 15 s that the peer's machine is gone, and
-/// within 5 s that it was reset. The server then releases the client's locks, and a client with a
-/// request in flight sends it again. A machine that was reset sends nothing by itself.
+/// within 5 s that it was reset. The server can then let the client's session expire with its
+/// locks, and a client with a request in flight sends it again. A machine that was reset sends
+/// nothing by itself.
 fn set_keepalive(socket: &impl AsFd) -> Result<(), Errno> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
@@ -52,8 +53,8 @@ fn set_keepalive(socket: &impl AsFd) -> Result<(), Errno> {
     sockopt::set_tcp_keepcnt(socket, 3)
 }
 
-/// Locks a mutex and ignores poisoning: its data is consistent even when a holder has panicked, or
-/// the panic ends the process.
+/// Locks a mutex and ignores poisoning: either its data is consistent even after a holder has
+/// panicked, or the panic ends the process.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -98,7 +99,7 @@ mod tests {
             let tls = one.cluster_client(tern_ids::NodeId(2)).unwrap();
             let mut link = Link::connect(&address, Preamble::Files, &tls, deadline).unwrap();
             let large = vec![0; 1 << 20];
-            // Several times what the buffers of two sockets hold.
+            // In total, several times what the buffers of both sockets hold.
             for tag in 0..39 {
                 link.queue(1, tag, &[&large]).unwrap();
             }

@@ -29,8 +29,8 @@ struct Args {
 enum Command {
     /// Serve this node's files to other nodes; ternd passes connections on.
     Serve,
-    /// Serve a home's files, read only, to its guests on this node, which map them. Shims ask for
-    /// it.
+    /// Serve a home's files, read only, to its guests on this node, which map them. ternd starts
+    /// this when a shim requests it.
     Homes {
         /// The home node.
         home: u16,
@@ -45,8 +45,8 @@ enum Command {
         /// Mount read only.
         #[arg(long)]
         read_only: bool,
-        /// Whether guests open files of their own node directly when these are in this tree (0 or
-        /// 1).
+        /// Whether a guest opens a file of its own node directly if its home has the file open
+        /// through this tree (0 or 1).
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
         dfsa: u8,
         /// Seconds that a call waits for a node that does not respond.
@@ -59,15 +59,15 @@ enum Command {
     },
 }
 
-/// Nice value (getpriority(2)).
+/// Nice value of this process (getpriority(2)).
 const NICE: i32 = -10;
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = std::env::var("TERN_LOG").unwrap_or_else(|_| "info,fuser=error".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    // Programs wait for this process, as they do for shims. Only root may lower the nice value;
-    // without it the process is only slower.
+    // Programs wait for this process, as they do for shims. Only root may lower the nice value; if
+    // that fails, this process is only slower.
     let _refused = rustix::process::setpriority_process(None, NICE);
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -104,7 +104,8 @@ fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Writes a status line to the process that started this one, and ignores that it may be gone.
+/// Writes a status line to the process that started this one. An error is ignored, since that
+/// process may be gone.
 fn report(line: &str) {
     let _gone = writeln!(std::io::stdout(), "{line}");
 }

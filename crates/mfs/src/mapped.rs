@@ -68,7 +68,7 @@ fn is_open_for_writing(file: &OwnedFd) -> bool {
     !open(proc_fd_path(file), flags, Mode::empty()).is_ok_and(|file| take_lease(&file).is_ok())
 }
 
-/// Takes a lease of the kernel on the file, and releases it at once.
+/// Takes a kernel lease (`F_SETLEASE`) on the file, and releases it at once.
 #[expect(unsafe_code, reason = "F_SETLEASE has no safe wrapper")]
 fn take_lease(file: &OwnedFd) -> io::Result<()> {
     // A process that opens the file meanwhile breaks the lease; the kernel then sends SIGURG, which
@@ -76,7 +76,7 @@ fn take_lease(file: &OwnedFd) -> io::Result<()> {
     for (command, argument) in
         [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_RDLCK), (libc::F_SETLEASE, libc::F_UNLCK)]
     {
-        // SAFETY: all three take a number, and the descriptor is open.
+        // SAFETY: all three commands take a number, and the descriptor is open.
         if unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -11,7 +11,8 @@
 //! under the same number, and the server does not execute it twice.
 //!
 //! Each reply begins with a recall count: the number of leases recalled from this session so far.
-//! On the callback channel it is the number of the last recall in this reply.
+//! On the callback channel it is the number of the last recall in this reply. In replies to `Begin`
+//! and `Release` it is 0.
 
 mod op;
 mod xattr;
@@ -111,8 +112,8 @@ pub enum FileRequest {
         /// Number of the connection in its session, from 0.
         connection: u16,
         /// The client has abandoned its requests on this connection up to this number, and has not
-        /// received the last one's reply: the server closes the file that it opened. 0 if none was
-        /// abandoned.
+        /// received the reply to the last of them. If that request opened a file, the server closes
+        /// it. 0 if none was abandoned.
         abandoned: u64,
         /// This is the callback channel: it carries lease recalls ([`FileRequest::WaitForRecalls`]) and
         /// nothing else.
@@ -239,8 +240,8 @@ pub enum LockKind {
 /// Identifies a file of a node, for as long as the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileKey {
-    /// The file system, where that spans several devices (overlayfs, btrfs); stable across restarts
-    /// of the server.
+    /// File system ID (`f_fsid`): a file system may span several devices (overlayfs, btrfs). It is
+    /// stable across restarts of the server.
     pub volume: u64,
     /// Device number on the server.
     pub device: u64,
@@ -255,8 +256,8 @@ pub struct Lease {
     pub file: FileKey,
     /// Counted by the server.
     pub number: u64,
-    /// The lease is recalled for a change that a local program has already made: nothing waits for
-    /// its return.
+    /// Nothing waits for the lease's return: a local program has already changed the file, or the
+    /// lease has ended, or the file is no longer watched for changes.
     pub is_after_change: bool,
 }
 
@@ -290,8 +291,8 @@ pub struct Attributes {
     pub ctime: Timespec,
     /// Kinds of extended attributes that it has.
     pub xattrs: XattrKinds,
-    /// Term of the lease in milliseconds: until then only this session changes the file. 0 means no
-    /// lease.
+    /// Term of the lease in milliseconds, during which no other session changes the file. 0 means
+    /// no lease.
     pub lease: u32,
     /// The lease is renewable: [`FileRequest::Renew`] renews it together with the session's others, and
     /// it is recalled for any change of the file even after its term has ended.
@@ -346,7 +347,8 @@ pub enum FileReply {
     Begun {
         /// The session is new to the server, which holds only its root.
         is_new: bool,
-        /// Boot ID of the server's machine. Another one means that data not synced to disk is lost.
+        /// Boot ID of the server's machine. If it has changed, data that was not synced to disk may
+        /// be lost.
         boot_id: String,
     },
     /// Success. The data read or the target of the link follows, if the operation has any.
@@ -362,7 +364,7 @@ pub enum FileReply {
     /// A file was opened and has these attributes. Its content follows, if it was requested and is
     /// small.
     FileOpened(OpenId, Attributes),
-    /// A file was created, or existed, and was opened; then the directory's attributes.
+    /// A file that was created or existed already, the open file, and the directory's attributes.
     Created(Found, OpenId, Attributes),
     /// A name was removed.
     Removed {
@@ -381,12 +383,12 @@ pub enum FileReply {
         exchanged: Option<FileKey>,
         /// The file that had the new name before.
         replaced: Option<FileKey>,
-        /// Attributes after that: of the source and of the target directory.
+        /// Attributes of the source and the target directory after the rename.
         dirs: [Attributes; 2],
     },
     /// Entries of a directory.
     Entries {
-        /// Empty at the end of the directory.
+        /// The entries; empty if there are no more.
         entries: Vec<DirEntry>,
         /// For how many milliseconds the names are valid.
         lease: u32,

@@ -1,7 +1,7 @@
 //! The server half: a process beside ternd, which passes connections on to it.
 //!
 //! ```text
-//!  ternd ──socket──▶ door ──▶ a thread per connection: receive, impersonate, perform, reply
+//!  ternd ──control socket──▶ a thread per connection: receive, impersonate, perform, reply
 //! ```
 //! The server outlives ternd. A session outlives its connections for [`Server::session_timeout`],
 //! so that a client whose link broke finds its files open and its locks held. After that the
@@ -59,8 +59,8 @@ const MAX_CONNECTIONS: usize = 2048;
 /// Maximum number of mounted trees per node: each of its namespaces may have one.
 const MAX_SESSIONS_PER_NODE: usize = 64;
 
-/// Minimum interval between checks for removed files. The second check forgets those that are not
-/// open.
+/// Minimum interval between checks for removed files. The second check that finds a file removed
+/// forgets it, unless it is open.
 const REMOVED_CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
 /// A check for removed files is followed by a pause of at least this many times its CPU time.
@@ -94,7 +94,7 @@ struct Server {
 ///
 /// # Errors
 /// If the server cannot start.
-pub fn run(config: Config, door: &ControlSocket, is_first: bool) -> Result<()> {
+pub fn run(config: Config, control: &ControlSocket, is_first: bool) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
     let server = Arc::new(Server {
@@ -123,8 +123,8 @@ pub fn run(config: Config, door: &ControlSocket, is_first: bool) -> Result<()> {
     server.leases.watch_mapped().context("cannot start a thread")?;
     let mut next_check = Instant::now();
     loop {
-        door.wait(&[], Duration::from_secs(5))?;
-        while let Some(caller) = door.accept() {
+        control.wait(&[], Duration::from_secs(5))?;
+        while let Some(caller) = control.accept() {
             match caller.request() {
                 ShimRequest::Connection => {
                     if let Some(socket) = caller.receive_connection() {
@@ -139,7 +139,7 @@ pub fn run(config: Config, door: &ControlSocket, is_first: bool) -> Result<()> {
                     server.is_exporting.store(*open, Ordering::Release);
                     if !*open {
                         server.guests.revoke_all();
-                        // A client would rely on a lease for its whole term.
+                        // Otherwise clients would rely on their leases until the terms end.
                         server.leases.recall_all();
                     }
                     caller.reply(&ShimReply::Done);
@@ -204,13 +204,14 @@ impl Server {
                 }
             };
         let session = &session.0;
-        // Before the reply is sent: the client relies on leases granted for any later request.
+        // Set before the reply is sent: requests that the client sends after it get leases.
         let _callback = is_callback.then(|| CallbackGuard::new(session));
         send_reply(&mut link, tag, 0, &FileReply::Begun { is_new, boot_id: self.boot_id.clone() }, &[])?;
         // Only one connection at a time uses a reply cache: a new one waits until the old one's
         // request is done.
         let mut reply_cache = lock(&reply_cache);
-        // The reply to `Begin` was sent, so this is done even if the connection is lost.
+        // With the reply to `Begin`, the abandoned request counts as reported for the client. So
+        // the file that it opened is released even if the connection is lost by now.
         if let Some(reply) = reply_cache.abandon(abandoned) {
             release::release_undelivered(session, &self.leases, &reply);
         }
@@ -285,8 +286,8 @@ impl Server {
             let (request, data): (FileRequest, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
             match request {
                 FileRequest::Begin { .. } => anyhow::bail!("a second Begin"),
-                // Requests are counted, except on the callback channel: it starts anew with each
-                // connection and repeats nothing.
+                // A repeated request is recognised by its number, except on the callback channel:
+                // there the numbers restart with each connection, and nothing is repeated.
                 FileRequest::Release(piggyback) => {
                     if is_callback || frame.tag > cache.piggyback_applied {
                         if !is_callback {
@@ -307,8 +308,8 @@ impl Server {
                     send_reply(link, frame.tag, self.recall_count(session), &FileReply::Done, &[])?;
                 }
                 FileRequest::Call { caller, checks, piggyback, op } => {
-                    // A request from an old connection that was replaced by a newer one, which has
-                    // progressed since.
+                    // A lower number comes from an old connection; a newer one has replaced it, and
+                    // has made later requests.
                     anyhow::ensure!(frame.tag >= cache.newest, "a request of an earlier connection");
                     cache.newest = frame.tag;
                     if frame.tag > cache.piggyback_applied {
@@ -346,9 +347,9 @@ impl Server {
         }
     }
 
-    /// Number of leases recalled from a session so far. With renewable leases, this includes
-    /// recalls for everything that was done on this node before the current operation: the client
-    /// may not observe a change while relying on older cached data.
+    /// Number of leases recalled from a session so far. Under renewable leases it includes the
+    /// recalls for all changes made on this node before this call: the client must not observe a
+    /// change while it relies on older cached data.
     fn recall_count(&self, session: &Session) -> u64 {
         if session.uses_renewable_leases() {
             self.leases.drain_events();
@@ -373,13 +374,14 @@ impl Server {
 
     /// Forgets removed files of all sessions. Returns the time until the next check.
     fn forget_removed(&self) -> Duration {
-        // CPU time: in wall-clock time a busy node would come to the next check a minute later.
+        // CPU time, not wall-clock time: otherwise the pause after a check on a busy node could be
+        // a minute.
         let start = cpu_time();
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
         let forgotten: Vec<_> = sessions.iter().flat_map(|session| session.forget_removed()).collect();
         let used = cpu_time().saturating_sub(start);
-        // Dropping the last descriptor frees the blocks, which takes time; the door must not wait
-        // for that.
+        // Dropping the last descriptor frees the blocks, which takes time. This thread serves the
+        // control socket and must not wait for that.
         if !forgotten.is_empty() {
             let _dropped_here =
                 std::thread::Builder::new().name("removed".into()).spawn(move || drop(forgotten));
@@ -395,12 +397,13 @@ impl Server {
             connections > 0 || since.elapsed() < self.session_timeout
         });
         let numbers: Vec<u64> = sessions.values().map(|session| session.number).collect();
-        // Still under the lock: no new session may open something in between.
+        // Still under the lock, so that no session is added in between: its writers would be
+        // removed.
         self.leases.expire(&numbers);
     }
 }
 
-/// Shuts a connection down when its thread leaves.
+/// Shuts a connection down when this is dropped.
 struct ShutdownGuard(TcpStream);
 
 impl Drop for ShutdownGuard {
@@ -413,7 +416,7 @@ impl Drop for ShutdownGuard {
 struct Attached {
     session: SessionGuard,
     reply_cache: SharedReplyCache,
-    /// The last request whose reply the client has abandoned.
+    /// Number of the last request that the client has abandoned; 0 if none.
     abandoned: u64,
     is_callback: bool,
     /// The session is new.
@@ -421,7 +424,7 @@ struct Attached {
     tag: u64,
 }
 
-/// Counts a connection, among all.
+/// Counts one connection of the server, until this is dropped.
 struct ConnectionGuard(Arc<Server>);
 
 impl Drop for ConnectionGuard {

@@ -13,12 +13,12 @@ use crate::journey::Phase;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The call at which a test stops a process.
+/// The call at which a test has a process fetched home.
 #[derive(Debug)]
 pub struct FreezeRequest {
     /// The call's number.
     pub number: u64,
-    /// Stop after the call is made, not before.
+    /// Whether to fetch it after the call is made, not before.
     pub made: bool,
     file: PathBuf,
 }

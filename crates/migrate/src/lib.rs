@@ -9,7 +9,7 @@
 //!   Space      ─────────────────────────────▶   build this address space in the guest
 //!              ◀─────────────────────────────   RequestFiles: files whose content is needed
 //!   File…      ─────────────────────────────▶
-//!   Pages…     ───────── the process runs ──▶   write them                          (pre-copy, rounds)
+//!   Pages…     ───────── the process runs ──▶   write them               (pre-copy, in rounds)
 //!   ■ freeze
 //!   DiscardPages, Pages, Image ─────────────▶   the last differences, registers
 //!              ◀─────────────────────────────   Ready

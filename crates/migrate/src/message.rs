@@ -452,8 +452,8 @@ const MAX_UNSENT: usize = 32 << 20;
 /// Time in which the peer must accept some of the unsent bytes. After that the link counts as lost.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Queues a message, followed by `bytes` if its kind has any. `tag` is the process or thread that
-/// the message is about; 0 for a heartbeat. Before that it waits while too much is unsent.
+/// Queues a message, followed by `bytes` if its kind has any. Waits first while too much is unsent.
+/// `tag` is the process or thread that the message is about; 0 for a heartbeat.
 ///
 /// # Errors
 /// Those of the link. The peer may then have received a part of the message, which it discards.

@@ -25,7 +25,7 @@ pub struct Partial {
 /// call.
 pub fn remainder(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
     let nr = registers.call()?;
-    let flows = match nr.cast_signed() {
+    let must_complete = match nr.cast_signed() {
         libc::SYS_write | libc::SYS_sendto => true,
         libc::SYS_recvfrom => registers.r10 & libc::MSG_WAITALL as u64 != 0,
         libc::SYS_sendmmsg => true,
@@ -33,11 +33,11 @@ pub fn remainder(registers: &mut Registers, before: Option<Partial>) -> Option<P
         libc::SYS_recvmmsg => registers.r10 & libc::MSG_WAITFORONE as u64 == 0 && registers.r8 == 0,
         _ => false,
     };
-    if flows { advance(registers, nr, before) } else { None }
+    if must_complete { advance(registers, nr, before) } else { None }
 }
 
-/// As [`remainder`], after a piece was transferred completely that has the maximum length of a
-/// message.
+/// As [`remainder`], for a transfer that is longer than one message carries, after a piece of that
+/// maximum length was transferred completely.
 pub fn long_remainder(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
     let nr = registers.call()?;
     let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_sendto].contains(&nr.cast_signed());

@@ -30,7 +30,7 @@ const FREEZE_BYTES: u64 = 2 << 20;
 const MAX_ROUNDS: u32 = 5;
 /// A round that found more than this percentage of the one before it ends pre-copy: the process
 /// writes as fast as the link sends, so that pages sent now would have to be sent again.
-const MIN_SHRINK_PERCENT: u64 = 75;
+const STAGNATION_PERCENT: u64 = 75;
 
 #[derive(Debug)]
 enum Item {
@@ -112,7 +112,7 @@ impl MemorySender {
     #[must_use]
     pub(crate) fn is_stagnating(&self) -> bool {
         let [last, before] = self.rounds;
-        self.finder.scan_count() > 1 && last > before / 100 * MIN_SHRINK_PERCENT
+        self.finder.scan_count() > 1 && last > before / 100 * STAGNATION_PERCENT
     }
 
     /// Whether to freeze the process, after a drained round.
@@ -135,8 +135,8 @@ impl MemorySender {
             let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
             match item {
                 Item::Pages { mut runs, send_zeroes } => {
-                    // Pages that were unmapped after this scan are reported as discarded by the
-                    // next one.
+                    // Pages that were unmapped after the scan that found them are reported as
+                    // discarded by the next scan.
                     let bytes = &mut self.content;
                     if pages::read(&self.memory, &runs, bytes).is_err() {
                         self.send_page_by_page(&runs, link)?;
@@ -171,7 +171,7 @@ impl MemorySender {
     }
 
     /// Scans this new part, and those that follow it in the queue, until there is content for a
-    /// message: an address space may have very many small parts. Queues that content first.
+    /// message: an address space may have very many small parts. Queues that content at the front.
     fn scan_parts(&mut self, first: NewPart) -> Result<()> {
         let send_zeroes = first.send_zeroes;
         let (mut found, mut bytes) = (Vec::new(), 0);
@@ -286,11 +286,12 @@ pub struct SharedObject {
 }
 
 impl SharedObject {
-    /// Opens the shared memory objects among a layout's files that no other process of the group
+    /// Returns the shared memory objects among a layout's files that no other process of the group
     /// has `taken`. Adds them to `carries`, so that they are not returned again.
     ///
     /// # Errors
-    /// If an object cannot be opened: the processes must not resume with empty memory in its place.
+    /// If `objects` lacks one of them: the processes must not resume with empty memory in its
+    /// place.
     pub fn claim(
         files: &[FileRef],
         objects: &SharedObjects,
@@ -355,8 +356,8 @@ pub struct ProcessSender {
     /// The list of mappings, read just before the layout was described.
     maps: Vec<Mapping>,
     awaits_file_request: bool,
-    /// The address space that the receiver builds is to be scanned once all files are sent, without
-    /// which it cannot be built.
+    /// The address space is to be scanned once all queued files are sent; the receiver cannot build
+    /// it before.
     scan_pending: bool,
     /// A changed address space, sent to the receiver once everything queued for the current one is
     /// sent.
@@ -454,9 +455,10 @@ impl ProcessSender {
         link: &mut Link,
     ) -> std::result::Result<bool, SendError> {
         while !self.awaits_file_request && !self.sent {
-            // Everything queued for the receiver's address space is sent before a changed address
-            // space.
-            let at_once = self.frozen.is_none()
+            // Once the rounds stop shrinking, the process is frozen at once, while pages of the
+            // last round are still queued. Otherwise everything that is queued is sent first, in
+            // particular before a changed address space.
+            let freeze_at_once = self.frozen.is_none()
                 && self.next.is_none()
                 && !self.scan_pending
                 && self.source.is_stagnating();
@@ -465,10 +467,11 @@ impl ProcessSender {
                 let none = || std::io::Error::from(std::io::ErrorKind::NotFound);
                 files.get(index as usize).ok_or_else(none).and_then(|file| process.open_mapped_file(file))
             };
-            match if at_once { PumpStatus::Drained } else { self.source.pump(link, open)? } {
+            match if freeze_at_once { PumpStatus::Drained } else { self.source.pump(link, open)? } {
                 PumpStatus::Wait => return Ok(false),
                 // A process that runs may have unmapped the file meanwhile. Its address space,
-                // described again, no longer has the file. Only files are queued until all are sent.
+                // described again, then no longer has the file. The queue holds nothing but files
+                // until all files are sent, so it can be cleared.
                 PumpStatus::Unopened(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
                     self.source.queue.clear();
@@ -510,7 +513,8 @@ impl ProcessSender {
                 // list does not show are read after the freeze.
                 let is_unchanged = self.frozen.is_none() && !self.maps_have_changed()?;
                 let changed = if is_unchanged { None } else { Some(process.describe()?) };
-                // The queued pages belong to the address space that the receiver has.
+                // A changed address space is sent later: the queued pages belong to the one that
+                // the receiver has.
                 self.next = changed.filter(|layout| !layout.is_same(&self.layout));
                 if self.next.is_none() {
                     self.scan()?;
@@ -588,7 +592,7 @@ mod tests {
         };
         sender.handle_file_request(&vec![1; 1_000_000]).unwrap();
         assert_eq!(sender.source.queue.len(), 1);
-        // Without a new address space a second request is none.
+        // A second request is ignored until a new address space is sent.
         sender.handle_file_request(&[0, 1]).unwrap();
         assert_eq!(sender.source.queue.len(), 1);
         sender.awaits_file_request = true;

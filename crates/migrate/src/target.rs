@@ -37,8 +37,8 @@ pub fn discard_pages(space: &mut dyn InjectedSpace, pid: i32, runs: &[Run]) -> R
     })
 }
 
-/// Frees all private pages of a process except those in the range `keep`. Sealed memory stays, and
-/// before Linux 5.18 locked memory; that only costs memory.
+/// Frees all private pages of a process except those in the range `keep`. Sealed memory is not
+/// freed, nor is locked memory before Linux 5.18; that only costs memory.
 ///
 /// # Errors
 /// If the process is gone.

@@ -33,7 +33,7 @@ fn main() -> std::process::ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let fingerprint: String = key.fingerprint().0.iter().map(|b| format!("{b:02x}")).collect();
     reply(&format!("ready {fingerprint}"));
-    // A process is stopped while a shim works for it. Without root privileges both requests fail,
+    // A process waits while a shim works for it. Without root privileges the nice value is refused,
     // which is harmless.
     let _refused = rustix::process::setpriority_process(None, NICE);
     let _refused = tern_tracee::time_slice::set(0, Some(TIME_SLICE));

@@ -58,7 +58,7 @@ impl Pool {
 }
 
 /// For each job, the seconds from arrival to end, or `None` if it is not done at `until_ms`; and
-/// the fraction of it that is done. `pools` are the CPUs from each time on (milliseconds).
+/// the fraction of its work that is done. `pools` are the CPUs from each time on (milliseconds).
 pub(crate) fn ideal(
     jobs: &[Job],
     pools: &[(u64, Pool)],
@@ -108,8 +108,8 @@ pub(crate) fn ideal(
     ends
 }
 
-/// A lower bound of the second at which any schedule ends: some job alone takes this long, or all
-/// the work that arrives from some time on does.
+/// A lower bound of the time, in seconds, at which any schedule ends: the latest at which a job
+/// could end if it ran alone, or at which all work that arrives from some time on could be done.
 pub(crate) fn earliest_end(jobs: &[Job], pool: &Pool) -> f64 {
     let mut late: Vec<&Job> = jobs.iter().collect();
     late.sort_by_key(|job| std::cmp::Reverse(job.arrives_ms));

@@ -85,7 +85,8 @@ impl InformationSource {
         }
     }
 
-    /// Collects a node's information about others, always including the nodes where its guests are.
+    /// Collects a node's information about others, always including `guests`, the nodes where its
+    /// own processes are guests.
     pub(crate) fn view(
         &mut self,
         node: usize,

@@ -35,7 +35,7 @@ pub struct Job {
     pub memory: f64,
     /// Growth of its memory, in bytes a second.
     pub growth: f64,
-    /// Upper bound of that growth, in bytes.
+    /// The size at which its memory stops growing, in bytes.
     pub max_memory: f64,
     /// Bytes a second that it writes in memory while it runs.
     pub dirty: f64,
@@ -109,7 +109,7 @@ pub(crate) struct Running {
     pub(crate) memory: f64,
     /// Fraction of time in which it runs or waits for a CPU.
     pub(crate) busy: f64,
-    /// `busy`, smoothed, as sampled once a second.
+    /// `busy`, smoothed as a sampler does.
     pub(crate) demand: f64,
     /// Wall seconds for a second of work, as of now; 0 while it is frozen or rests.
     pub(crate) pace: f64,

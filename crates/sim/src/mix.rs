@@ -224,7 +224,7 @@ fn adversarial(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
     let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
     for index in 0..nodes * 4 {
         let mut job = Job::computing(rng.below(nodes), 0, until_ms as f64 / 1000.0);
-        // All jobs of one kind run at the same time, and rest at the same time.
+        // All jobs with the same period run at the same time, and rest at the same time.
         job.alternation_ms = [2_000, 3_000, 5_000, 0][index % 4];
         scenario.jobs.push(job);
     }
@@ -234,7 +234,7 @@ fn adversarial(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
 fn tutorial(_: usize, _: u64, _: &mut Rng) -> Scenario {
     let node = |speed| Hardware { speed, link: 12.5e6, ..Hardware::default() };
     let mut scenario = empty_scenario(vec![node(9_000), node(6_500)], 3_600_000);
-    // All of them take 11:11 on the faster node.
+    // If all of them stay on the faster node, they take 11 min 11 s.
     let work_s = 671.0 / 13.0 * 0.9;
     scenario.jobs =
         (0..13).map(|_| Job { memory: 4e6, dirty: 1e6, ..Job::computing(0, 0, work_s) }).collect();

@@ -171,10 +171,12 @@ impl Counters {
             match running.end {
                 Some(End::Done(at)) => Some((at - arrives) / alone),
                 Some(_) => None,
-                None => so_far(now_s - arrives, alone, 1.0 - running.remaining_s / running.job.work_s),
+                None => {
+                    slowdown_so_far(now_s - arrives, alone, 1.0 - running.remaining_s / running.job.work_s)
+                }
             }
         });
-        let (mean_slowdown, p95_slowdown) = mean_and_part(slowdowns.collect(), 0.95);
+        let (mean_slowdown, p95_slowdown) = mean_and_percentile(slowdowns.collect(), 0.95);
         self.ratios.sort_by(f32::total_cmp);
         let ratio = |part: f64| {
             let last = self.ratios.len().saturating_sub(1);
@@ -212,11 +214,11 @@ impl Counters {
 
 /// The slowdown of an unfinished job, from the fraction of it that is done; `None` in its first ten
 /// seconds.
-fn so_far(elapsed_s: f64, alone_s: f64, part: f64) -> Option<f64> {
+fn slowdown_so_far(elapsed_s: f64, alone_s: f64, part: f64) -> Option<f64> {
     (elapsed_s >= 10.0).then(|| elapsed_s / (alone_s * part.max(1e-4)))
 }
 
-fn mean_and_part(mut numbers: Vec<f64>, part: f64) -> (f64, f64) {
+fn mean_and_percentile(mut numbers: Vec<f64>, part: f64) -> (f64, f64) {
     if numbers.is_empty() {
         return (0.0, 0.0);
     }
@@ -228,7 +230,7 @@ fn mean_and_part(mut numbers: Vec<f64>, part: f64) -> (f64, f64) {
 /// One scenario, run with several kinds of placement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// A lower bound of the second at which any schedule ends.
+    /// A lower bound of the time at which any schedule ends (seconds).
     pub earliest_end_s: f64,
     /// The mean slowdown if an ideal scheduler gave each job an equal part of all CPUs, at no cost.
     pub ideal_slowdown: f64,
@@ -264,18 +266,18 @@ pub fn compare(scenario: &Scenario, settings: &SimSettings) -> Comparison {
 
 /// The mean slowdown on the imaginary machine.
 fn slowdown(scenario: &Scenario) -> f64 {
-    let mut there: Vec<bool> =
+    let mut present: Vec<bool> =
         (0..scenario.nodes.len()).map(|index| !scenario.absent.contains(&index)).collect();
-    let pool = |there: &[bool]| {
-        Pool::new(scenario.nodes.iter().zip(there).filter(|(_, there)| **there).map(|(node, _)| node))
+    let pool = |present: &[bool]| {
+        Pool::new(scenario.nodes.iter().zip(present).filter(|(_, present)| **present).map(|(node, _)| node))
     };
-    let mut pools = vec![(0, pool(&there))];
+    let mut pools = vec![(0, pool(&present))];
     for (at, event) in &scenario.events {
         match event {
-            NodeEvent::Joins(index) => there[*index] = true,
-            NodeEvent::Leaves(index) | NodeEvent::Fails(index) => there[*index] = false,
+            NodeEvent::Joins(index) => present[*index] = true,
+            NodeEvent::Leaves(index) | NodeEvent::Fails(index) => present[*index] = false,
         }
-        pools.push((*at, pool(&there)));
+        pools.push((*at, pool(&present)));
     }
     let fastest = Pool::new(scenario.nodes.iter()).fastest();
     let ends = ideal(&scenario.jobs, &pools, scenario.until_ms, STEP_MS);
@@ -284,8 +286,8 @@ fn slowdown(scenario: &Scenario) -> f64 {
         let alone = job.alone_s(fastest);
         match took {
             Some(took) => Some(took / alone),
-            None => so_far(until_s - job.arrives_ms as f64 / 1000.0, alone, part),
+            None => slowdown_so_far(until_s - job.arrives_ms as f64 / 1000.0, alone, part),
         }
     });
-    mean_and_part(slowdowns.collect(), 0.95).0
+    mean_and_percentile(slowdowns.collect(), 0.95).0
 }

@@ -1,5 +1,4 @@
-//! Seeded random numbers: SplitMix64, as in `tern_balancer`'s seed; a seed always gives the same
-//! numbers.
+//! Seeded random numbers: SplitMix64, as in `tern_balancer`; a seed always gives the same numbers.
 
 /// A pseudo-random number generator.
 #[derive(Debug, Clone)]

@@ -20,9 +20,9 @@ pub(crate) const STEP_MS: u64 = 100;
 const STEP_S: f64 = 0.1;
 /// How often a home decides.
 const DECIDE_MS: u64 = 1_000;
-/// How often a home sends offers in one decision.
+/// Maximum number of decisions of a home in one turn. After a refusal it decides again.
 const MAX_DECISIONS: usize = 3;
-/// How often each node gossips (ALG-1).
+/// Interval between a node's gossip messages, as in MOSIX.
 pub(crate) const GOSSIP_MS: u64 = 500;
 /// Round trip of a call to home, including processing at both ends.
 const CALL_S: f64 = 250e-6;
@@ -279,9 +279,9 @@ impl<'a> World<'a> {
         // 3 and 10 have no common factor, so each home has its turn once in ten steps, apart from
         // its neighbours.
         let first = turn * 3 % steps;
-        let mut turn = std::mem::take(&mut self.deciding_again);
-        turn.extend((first..self.machines.len()).step_by(steps));
-        for node in turn {
+        let mut deciding = std::mem::take(&mut self.deciding_again);
+        deciding.extend((first..self.machines.len()).step_by(steps));
+        for node in deciding {
             if self.alive[node] && !self.machines[node].own.is_empty() {
                 self.decide_at(node, now_ms);
             }

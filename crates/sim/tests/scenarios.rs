@@ -58,7 +58,8 @@ fn tutorial_ends_within_three_percent_of_the_ideal() {
         assert!((comparison.earliest_end_s - ideal).abs() < 0.1, "{}", comparison.earliest_end_s);
         let makespan = comparison.balanced.makespan_s.unwrap();
         assert!(makespan <= ideal * 1.03, "{objective:?}: {makespan} of {ideal}");
-        // Where all stay, it takes as long as the article's serial run.
+        // If all jobs stay at home, they take as long as in the tutorial that the mix is named
+        // after.
         assert!((669.0..672.0).contains(&comparison.home.unwrap().makespan_s.unwrap()));
     }
 }
@@ -192,8 +193,8 @@ fn job_moves_to_the_node_of_its_files_and_stays() {
 
 #[test]
 fn files_and_cpus_are_weighed_without_oscillations() {
-    // All eight benefit from the one CPU of their files' node; away from there each takes half as
-    // long again at home.
+    // All eight benefit from the one CPU of their files' node; at home each takes half as long
+    // again.
     let jobs: Vec<Job> = (0..8).map(|index| on_files(index % 2, 120.0, 0.5)).collect();
     let outcome = balanced(&scenario(4, jobs, 3_600));
     assert_eq!((outcome.finished, outcome.back_within_10s), (8, 0));

@@ -1,5 +1,5 @@
-//! A call as it is sent home: its numbers, and the data behind its pointers, but no address of the
-//! guest.
+//! A call as it is sent home: its number, the values of its plain arguments, and the data behind
+//! its pointers, but no address of the guest.
 
 use crate::ByteBuf;
 use crate::row::Timeout;
@@ -29,7 +29,7 @@ pub enum Arg {
     /// A pointer to memory that the kernel only writes; its length follows from the other
     /// arguments.
     Output,
-    /// Data that the kernel reads: a struct, text with its NUL, data.
+    /// Data that the kernel reads: a struct, a string with its NUL, a buffer.
     Bytes(ByteBuf),
     /// An iovec array.
     Segments(Segments),
@@ -75,13 +75,16 @@ pub enum MessageBuffer {
 pub struct Outcome {
     /// The kernel's return value; if negative, -errno or a restart code.
     pub ret: i64,
-    /// Output buffers, in the order of [`Gathered::output_buffers`](crate::Gathered::output_buffers).
-    /// Empty where the kernel wrote nothing; empty ones at the end are omitted.
+    /// Output buffers, in the order of
+    /// [`Gathered::output_buffers`](crate::Gathered::output_buffers). An element is empty if the
+    /// kernel wrote nothing there, or left the content unchanged; empty elements at the end are
+    /// omitted.
     pub outs: Vec<ByteBuf>,
 }
 
 impl Call {
-    /// The arguments for routing and for the table: numbers, and 1 for any pointer but NULL.
+    /// The argument values that determine the call's route and shapes: plain values, and 1 for each
+    /// pointer that is not NULL.
     #[must_use]
     pub fn values(&self) -> [u64; 6] {
         std::array::from_fn(|i| match self.args[i] {
@@ -93,14 +96,14 @@ impl Call {
     /// Bytes of data that it sends.
     #[must_use]
     pub fn data_len(&self) -> u64 {
-        let area =
-            |area: &MessageBuffer| if let MessageBuffer::Bytes(bytes) = area { bytes.len() } else { 0 };
+        let sent =
+            |part: &MessageBuffer| if let MessageBuffer::Bytes(bytes) = part { bytes.len() } else { 0 };
         let argument = |arg: &Arg| match arg {
             Arg::Value(_) | Arg::BadPointer | Arg::Output => 0,
             Arg::Bytes(bytes) | Arg::Strings(bytes) => bytes.len(),
             Arg::Segments(segments) => segments.bytes.len(),
             Arg::Messages(messages) => {
-                messages.iter().map(|m| area(&m.name) + m.segments.bytes.len() + area(&m.control)).sum()
+                messages.iter().map(|m| sent(&m.name) + m.segments.bytes.len() + sent(&m.control)).sum()
             }
         };
         self.args.iter().map(argument).sum::<usize>() as u64
@@ -120,7 +123,8 @@ impl Call {
     }
 
     /// Subtracts elapsed time from the call's timeout, before the call is repeated after an
-    /// interruption that did not update the timeout. Stops at zero, with which the call only polls.
+    /// interruption that did not update the timeout. The result is at least zero; a call with
+    /// timeout zero only polls.
     pub fn subtract_elapsed(&mut self, passed: Duration) {
         let Some(wait) = table::row(self.nr).and_then(|row| row.wait) else { return };
         match wait.timeout {

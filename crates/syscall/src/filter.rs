@@ -7,8 +7,8 @@
 //! binary tree over numbers    allow · notify · test of an argument, or of the caller's address → allow or notify
 //! ```
 //!
-//! The tree examines only the number, so that the kernel can cache the calls that are always
-//! allowed.
+//! The search in the tree examines only the number, so that the kernel can cache the calls that are
+//! always allowed.
 
 use crate::route::{ArgTest, Route, Rule};
 use crate::table;
@@ -48,8 +48,8 @@ const X32: u32 = 0x4000_0000;
 const CONTENT_CALLS: [i64; 5] =
     [libc::SYS_read, libc::SYS_write, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_pwrite64];
 
-/// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` for any clock:
-/// it reveals only the CPU time that this node's kernel has counted.
+/// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` instruction for
+/// any clock: it reveals only the CPU time that this node's kernel has counted.
 fn is_clock_gettime(nr: u32) -> bool {
     i64::from(nr) == libc::SYS_clock_gettime
 }
@@ -65,15 +65,15 @@ enum Verdict {
     Allow,
     Notify,
     Check(ArgTest),
-    /// Allow if called from Tern's own `syscall`, otherwise ask.
+    /// Allow if called from Tern's own `syscall` instruction; otherwise test an argument.
     FromTernOr(ArgTest),
-    /// Allow only if called from Tern's own `syscall`.
+    /// Allow if called from Tern's own `syscall` instruction; otherwise notify.
     FromTern,
 }
 
 /// Generates the filter, to be installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and
-/// WAIT_KILLABLE_RECV. `ours` is the address after the `syscall` instruction from which calls on
-/// the content of files are allowed.
+/// WAIT_KILLABLE_RECV. `ours` is the address after the `syscall` instruction in the fast path, from
+/// which the calls in `CONTENT_CALLS` and clock_gettime are allowed.
 #[must_use]
 pub fn filter(ours: u64) -> Vec<SockFilter> {
     let mut program = vec![
@@ -88,7 +88,8 @@ pub fn filter(ours: u64) -> Vec<SockFilter> {
     program
 }
 
-/// Merges neighbours with the same verdict. Each test is a range of its own.
+/// The ranges, in order. Adjacent numbers that are all allowed, or all notified, share one range; a
+/// number with a test is a range of its own.
 fn ranges() -> Vec<Range> {
     let mut ranges = vec![Range { from: 0, verdict: Verdict::Notify }];
     for nr in 0..=table::NUMBERS {
@@ -109,7 +110,7 @@ fn ranges() -> Vec<Range> {
     ranges
 }
 
-/// Generates a search for the range of the number in the accumulator.
+/// Generates a binary search for the range that contains the number in the accumulator.
 fn tree(ranges: &[Range], ours: u64, program: &mut Vec<SockFilter>) {
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let Some(middle) = high.first() else { return };
@@ -190,7 +191,8 @@ mod tests {
         run_from(program, arch, (nr, 0x40_1000), args)
     }
 
-    /// Runs the program as the kernel would, and reports whether it read an argument.
+    /// Runs the program as the kernel would. Returns the verdict, and whether the program read an
+    /// argument.
     fn run_from(program: &[SockFilter], arch: u32, (nr, caller): (u32, u64), args: &[u64; 6]) -> (u32, bool) {
         let (mut at, mut a, mut looked) = (0, 0u32, false);
         loop {

@@ -1,4 +1,5 @@
-//! The guest's half: from six registers and the guest's memory to a [`Call`] that can be sent.
+//! The guest shim's half: makes a [`Call`], which can be sent home, from six registers and the
+//! guest's memory.
 
 mod message;
 mod segments;
@@ -22,8 +23,9 @@ pub struct Gathered {
     pub call: Call,
     /// The buffers of its outputs, which stay with the guest.
     pub output_buffers: Vec<OutputBuffer>,
-    /// The call requests less data than the program did, which is more than [`limits::MAX_DATA`]. A
-    /// blocking write to a stream must be continued with [`gather_after`].
+    /// The program requested more than [`limits::MAX_DATA`] bytes, and the call requests only so
+    /// many. If all of them are transferred, the guest's shim repeats a read, write, pread64,
+    /// pwrite64 or sendto for the remainder.
     pub is_cut: bool,
 }
 
@@ -44,18 +46,18 @@ pub enum GatherError {
 /// Gathers a call.
 ///
 /// A pointer that cannot be read does not fail here: the call is sent with a bad pointer, so that
-/// home's kernel decides which of the call's faults to report.
+/// home's kernel decides which error to report.
 ///
 /// # Errors
-/// [`GatherError`], by the call's route. Also an errno if a nested struct is malformed, as the
-/// kernel returns it.
+/// [`GatherError`], by the call's route. If a nested struct is malformed, the errno that the kernel
+/// returns.
 pub fn gather(nr: u32, args: &[u64; 6], mem: &mut dyn UserMemory) -> Result<Gathered, GatherError> {
     gather_after(nr, args, 0, mem)
 }
 
 /// Gathers the rest of a call of which `done` bytes have been transferred. Only for rows with a
-/// [`Flow`]. Control data is not sent a second time. Offsets behind pointers, as in sendfile, were
-/// advanced by the outputs of the first part.
+/// [`Flow`]. Control data is not sent a second time. The outputs of the first part have already
+/// advanced offsets behind pointers, as in sendfile.
 ///
 /// # Errors
 /// Those of [`gather`].
@@ -93,22 +95,23 @@ pub fn gather_after(
         probe: row.consumes,
         is_cut,
         skip: done,
-        strings: 0,
+        exec_size: 0,
         segments: 0,
         remaining_data: limits::MAX_DATA,
     };
-    let mut travelling = [const { Arg::Value(0) }; 6];
+    let mut call_args = [const { Arg::Value(0) }; 6];
     for (i, shape) in shapes.iter().enumerate() {
-        travelling[i] = gatherer.argument(i, shape)?;
+        call_args[i] = gatherer.argument(i, shape)?;
     }
     Ok(Gathered {
-        call: Call { nr, args: travelling },
+        call: Call { nr, args: call_args },
         output_buffers: gatherer.output_buffers,
         is_cut: gatherer.is_cut,
     })
 }
 
-/// Advances plain buffers, counts and offsets. Segments are skipped when they are read.
+/// Advances plain buffers, counts and offsets. Data in segments is skipped when the iovec array is
+/// read.
 fn advance(row: &Row, shapes: &[Shape], args: &mut [u64; 6], done: u64) {
     match row.flow {
         None => {}
@@ -146,7 +149,7 @@ struct Gatherer<'m> {
     /// Bytes of data already transferred.
     skip: u64,
     /// Size of the exec strings so far, with their pointers.
-    strings: usize,
+    exec_size: usize,
     /// Number of iovec entries so far.
     segments: usize,
     /// Remaining limit for the data of segments, in bytes.
@@ -190,8 +193,9 @@ impl Gatherer<'_> {
         Ok(gathered.unwrap_or(Arg::BadPointer))
     }
 
-    /// Number of bytes behind a pointer, and the offset and value of the number in the struct that
-    /// determines it, if there is one. `None` to pass a bad pointer.
+    /// Returns the number of bytes behind a pointer. If a number in the struct determines it, also
+    /// returns that number's offset and value. `None` means that the call is sent with a bad
+    /// pointer.
     fn bytes(&mut self, addr: u64, len: &Len) -> Option<(u64, Option<(u32, u32)>)> {
         match len {
             Len::Pointed(arg) => {
@@ -224,8 +228,8 @@ impl Gatherer<'_> {
         Some(bytes)
     }
 
-    /// Reads what the kernel would read. If a number inside determined the length, that value is
-    /// kept, even if another thread changes it meanwhile.
+    /// Reads what the kernel would read. If a number in the struct determined the length, the
+    /// returned bytes contain that number, even if another thread changes it meanwhile.
     fn read_sized(&mut self, addr: u64, len: &Len) -> Option<Vec<u8>> {
         let (len, number) = self.bytes(addr, len)?;
         let mut bytes = self.read(addr, len)?;
@@ -284,8 +288,8 @@ impl Gatherer<'_> {
             let Ok(text) = memory::read_c_string(self.mem, pointer, limits::MAX_EXEC_STRING) else {
                 return Ok(None);
             };
-            self.strings += text.len() + 8;
-            if text.last() != Some(&0) || self.strings > limits::MAX_EXEC_TOTAL {
+            self.exec_size += text.len() + 8;
+            if text.last() != Some(&0) || self.exec_size > limits::MAX_EXEC_TOTAL {
                 return Err(TOO_BIG);
             }
             all.extend(text);

@@ -1,8 +1,8 @@
 //! The home half: from a [`Call`] to bytes in the deputy's mailbox, and from there to an
 //! [`Outcome`].
 //!
-//! The call is untrusted. Every length is computed from the table and the numbers, compared with
-//! the data received, and limited. Parts never overlap.
+//! The call is untrusted. Every length is computed from the table and the call's values, compared
+//! with the data received, and limited. Parts of the mailbox never overlap.
 
 mod message;
 
@@ -14,10 +14,10 @@ use crate::route::{Route, route};
 use crate::shape::{Amount, Direction, Len, Shape, When};
 use crate::table;
 
-/// An address that no process has mapped: the kernel returns EFAULT if it uses it.
+/// An address that no process can map: the kernel returns EFAULT when it accesses it.
 const BAD_ADDRESS: u64 = 0xffff_ffff_ffff_f000;
 
-/// The call differs from all that a shim would gather.
+/// No shim would have gathered this call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// It is not performed at home.
@@ -37,7 +37,8 @@ pub enum Malformed {
 }
 
 /// A call laid out for a mailbox at any address. The mailbox must not be reused until the call has
-/// ended: an interrupted call that restart_syscall continues still writes to its first pointers.
+/// ended: an interrupted call that restart_syscall continues still writes to the pointers that it
+/// was first made with.
 #[derive(Debug)]
 pub struct MailboxLayout {
     nr: u32,
@@ -124,7 +125,7 @@ impl Call {
             outs: Vec::new(),
         };
         let sizes = Sizes { values, shapes, lengths };
-        let mut strings = 0;
+        let mut exec_size = 0;
         for (i, arg) in self.args.into_iter().enumerate() {
             let malformed = Malformed::Shape { nr, arg: i };
             match (shapes.get(i), arg) {
@@ -135,7 +136,7 @@ impl Call {
                 (Some(_), Arg::Value(_)) => return Err(malformed),
                 (Some(_), Arg::BadPointer) => layout.args[i] = Slot::Value(BAD_ADDRESS),
                 (Some(shape), arg) => {
-                    let at = layout.pointer(shape, arg, &sizes, &mut strings).ok_or(malformed)?;
+                    let at = layout.pointer(shape, arg, &sizes, &mut exec_size).ok_or(malformed)?;
                     layout.args[i] = Slot::At(at);
                 }
             }
@@ -261,7 +262,7 @@ impl MailboxLayout {
     }
 
     /// Lays out the data behind a pointer. Returns its offset.
-    fn pointer(&mut self, shape: &Shape, arg: Arg, sizes: &Sizes, strings: &mut usize) -> Option<usize> {
+    fn pointer(&mut self, shape: &Shape, arg: Arg, sizes: &Sizes, exec_size: &mut usize) -> Option<usize> {
         match (shape, arg) {
             (Shape::Text(max), Arg::Bytes(text)) => {
                 let max = *max as usize;
@@ -318,7 +319,7 @@ impl MailboxLayout {
                 }
                 Some(at)
             }
-            (Shape::Strings, Arg::Strings(texts)) => self.strings(texts.into_vec(), strings),
+            (Shape::Strings, Arg::Strings(texts)) => self.strings(texts.into_vec(), exec_size),
             (Shape::MaskPair, Arg::Bytes(bytes)) => self.mask_pair(&bytes),
             _ => None,
         }
@@ -333,8 +334,8 @@ impl MailboxLayout {
             _ => 16,
         };
         let at = self.size.next_multiple_of(align);
-        // Each part is limited, so one argument cannot overflow this. The caller checks the sum
-        // after each.
+        // Each part is limited, so one argument cannot overflow `size`. `lay_out` checks `size`
+        // after each argument.
         self.size = at + len;
         at
     }
@@ -385,16 +386,17 @@ impl MailboxLayout {
         Some(at)
     }
 
-    /// Places argv or envp: the strings, and the pointers to them.
-    fn strings(&mut self, texts: Vec<u8>, together: &mut usize) -> Option<usize> {
+    /// Places argv or envp: the strings, and the pointers to them. `exec_size` counts both of the
+    /// call.
+    fn strings(&mut self, texts: Vec<u8>, exec_size: &mut usize) -> Option<usize> {
         let starts: Vec<usize> = std::iter::once(0)
             .chain(texts.iter().enumerate().filter(|(_, b)| **b == 0).map(|(i, _)| i + 1))
             .take(limits::MAX_EXEC_TOTAL / 8 + 1)
             .collect();
         // Each NUL ends a string, and no bytes follow the last.
         let (&end, starts) = starts.split_last()?;
-        *together += texts.len() + starts.len() * 8;
-        if end != texts.len() || *together > limits::MAX_EXEC_TOTAL {
+        *exec_size += texts.len() + starts.len() * 8;
+        if end != texts.len() || *exec_size > limits::MAX_EXEC_TOTAL {
             return None;
         }
         let (data, _) = self.place(texts);

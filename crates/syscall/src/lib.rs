@@ -10,8 +10,8 @@
 //!  scatter   memory ◀────────────── Outcome ◀═════ MailboxLayout::collect ◀── mailbox
 //! ```
 //!
-//! All of this is generated from one table with a row for each call. No I/O, no clock, no unsafe
-//! code. Data from the other side cannot cause a panic, or allocations above [`limits`].
+//! All of this follows one table with a row for each call. No I/O, no clock, no unsafe code. Data
+//! from the other side cannot cause a panic, or allocations above [`limits`].
 #![forbid(unsafe_code)]
 
 mod bytes;

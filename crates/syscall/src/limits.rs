@@ -2,11 +2,11 @@
 //! guest.
 
 /// Maximum bytes of data in one call, in either direction. Longer reads and writes are cut to it,
-/// as the kernel cuts them at 2 GiB. `Gathered::is_cut` reports this, and the caller continues the
-/// call where that matters.
+/// as the kernel cuts them at 2 GiB. `Gathered::is_cut` reports this, and the guest's shim repeats
+/// a read, write, pread64, pwrite64 or sendto for the remainder.
 pub const MAX_DATA: u64 = 64 << 20;
 
-/// Maximum mailbox size of one call: its data, descriptions and alignment, in bytes.
+/// Maximum mailbox size of one call: its data, headers, pointers and alignment, in bytes.
 pub const MAX_MAILBOX: usize = (64 << 20) + (8 << 20);
 
 /// Maximum length of a path, with its NUL (`PATH_MAX`).
@@ -26,12 +26,12 @@ pub const MAX_CONTROL: u64 = 1 << 20;
 /// longer ones.
 pub const MAX_ADDRESS: u32 = 128;
 
-/// Number of descriptors that poll and select can name here (the kernel's default `nr_open`).
+/// Maximum number of descriptors in one poll or select (the kernel's default `nr_open`).
 pub const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// Maximum length of an argument or environment string, with its NUL (`MAX_ARG_STRLEN`).
 pub const MAX_EXEC_STRING: usize = 128 << 10;
 
-/// Maximum size of arguments and environment, with an eight-byte pointer for each (three quarters
-/// of `_STK_LIM`).
+/// Maximum size of arguments and environment, with an eight-byte pointer for each string (three
+/// quarters of `_STK_LIM`).
 pub const MAX_EXEC_TOTAL: usize = 6 << 20;

@@ -15,9 +15,10 @@ pub trait UserMemory {
     /// [`Fault`] if the guest itself could not write some byte of the range.
     fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault>;
 
-    /// Whether the guest could write to all of this range. Checked before calls that consume what
-    /// they read, so that no data is taken from a pipe or a socket that cannot be delivered. An
-    /// implementation that always returns `true` loses such data where the kernel would not.
+    /// Whether the guest could write to all of this range. Checked before a call that consumes the
+    /// data that it reads, so that data which cannot be delivered is not taken from a pipe or a
+    /// socket. An implementation that always returns `true` loses such data where the kernel would
+    /// not.
     fn writable(&mut self, addr: u64, len: u64) -> bool {
         let _ = (addr, len);
         true
@@ -39,7 +40,8 @@ pub(crate) fn read_up_to(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Res
 /// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if it is longer: given the
 /// same bytes, the kernel itself finds the string too long.
 ///
-/// If a part of it cannot be read.
+/// # Errors
+/// [`Fault`] if a part of it cannot be read.
 pub fn read_c_string(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     let text = read_while(mem, addr, max, |chunk| chunk.iter().position(|&b| b == 0))?;
     if text.last() == Some(&0) || text.len() == max { Ok(text) } else { Err(Fault) }
@@ -70,8 +72,8 @@ fn read_while(
     Ok(got)
 }
 
-/// Reads an array of 64-bit words up to its zero word, without that. `None` if it has more than
-/// `max` words.
+/// Reads an array of 64-bit words up to its zero word, which is not returned. `None` if it has more
+/// than `max` words.
 pub(crate) fn read_words(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Option<Vec<u64>>, Fault> {
     let mut words = Vec::new();
     let mut chunk = [0; PAGE as usize];

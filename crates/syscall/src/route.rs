@@ -137,7 +137,7 @@ pub enum Rule {
 /// A test that the filter can make: on the low 32 bits of one argument.
 #[derive(Debug, Clone, Copy)]
 pub enum ArgTest {
-    /// Under the mask they equal the value.
+    /// The bits under the mask equal the value.
     Masked {
         /// The argument.
         arg: u8,
@@ -146,7 +146,7 @@ pub enum ArgTest {
         /// The expected value.
         value: u32,
     },
-    /// They equal one of these values.
+    /// The 32 bits equal one of these values.
     OneOf {
         /// The argument.
         arg: u8,

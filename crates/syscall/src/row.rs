@@ -23,7 +23,8 @@ pub struct Row {
     /// Data that it reads is removed from its source, so outputs are probed before the call is
     /// made.
     pub consumes: bool,
-    /// It transfers data, and a short count after an interruption is continued by the caller.
+    /// How its data flows, if [`gather_after`](crate::gather_after) can gather its remainder after
+    /// a part was transferred.
     pub flow: Option<Flow>,
 }
 
@@ -81,9 +82,9 @@ pub enum Flow {
     /// A blocking write, which returns a short count only if it was interrupted (or the peer is
     /// gone).
     Write,
-    /// A read, which does so with MSG_WAITALL.
+    /// A read. With MSG_WAITALL a short count has the same causes as for a write.
     Read,
-    /// From one descriptor to another. The argument is the count.
+    /// From one descriptor to another. The number is that of the argument with the count.
     Between(u8),
 }
 

@@ -19,7 +19,8 @@ pub struct OutputBuffer {
 ///
 /// # Errors
 /// [`Fault`] if some of it cannot be written. The call then returns EFAULT although it was
-/// performed, as when the kernel finds out this late. Everything before the fault has been written.
+/// performed, as when the kernel finds the fault only when it writes the results. Everything before
+/// the fault has been written.
 pub fn scatter(buffers: &[OutputBuffer], outcome: &Outcome, mem: &mut dyn UserMemory) -> Result<(), Fault> {
     for (buffer, out) in buffers.iter().zip(&outcome.outs) {
         let mut rest = out.as_slice();

@@ -27,7 +27,7 @@ pub enum Shape {
     Length {
         /// Maximum size of the buffer at home.
         max: u32,
-        /// A negative length is passed on for the kernel to refuse.
+        /// Whether a negative length is passed on, for the kernel to refuse.
         signed: bool,
     },
     /// An iovec array with as many entries as that argument says.
@@ -119,7 +119,7 @@ pub struct EmbeddedLen {
     /// Maximum number of bytes.
     pub max: u32,
     /// Number of bytes to send if the length exceeds `max`: the kernel reads these and then refuses
-    /// the number. 0 if it might not refuse; it then gets a pointer that faults.
+    /// the number. 0 if the kernel might accept the number; it then gets a pointer that faults.
     pub beyond: u32,
 }
 
@@ -223,7 +223,7 @@ impl Len {
         }
     }
 
-    /// The index and value of the argument that must be lowered for this length, if any.
+    /// The index of the argument that must be lowered for this length, if any, and its new value.
     pub(crate) fn lowered_arg(&self, args: &[u64; 6]) -> Option<(usize, u64)> {
         match self {
             Self::Arg(count) if count.over_limit == OverLimit::Cut => {

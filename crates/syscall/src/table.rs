@@ -1,8 +1,8 @@
-//! The table: one row for every x86-64 system call. The filter, the router, the marshalling of
-//! arguments and `docs/reference/syscalls.md` are generated from it.
+//! The table: one row for every x86-64 system call. The filter and `docs/reference/syscalls.md` are
+//! generated from it; the router, `gather` and `lay_out` look calls up in it.
 //!
-//! Rows do not depend on the address of a call. The filter alone also allows a few calls from
-//! Tern's own `syscall` instruction (see filter.rs).
+//! A row applies to a call from any address. Only the filter makes an exception: it also allows a
+//! few calls from Tern's own `syscall` instruction (see filter.rs).
 
 mod credentials;
 mod descriptor;

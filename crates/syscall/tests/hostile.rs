@@ -47,7 +47,7 @@ fn segments() -> impl Strategy<Value = Segments> {
     )
 }
 
-fn area() -> impl Strategy<Value = MessageBuffer> {
+fn message_buffer() -> impl Strategy<Value = MessageBuffer> {
     prop_oneof![
         Just(MessageBuffer::Null),
         prop_oneof![0..200u32, any::<u32>()].prop_map(MessageBuffer::Output),
@@ -62,7 +62,7 @@ fn arg() -> impl Strategy<Value = Arg> {
         2 => Just(Arg::Output),
         3 => bytes().prop_map(Arg::Bytes),
         2 => segments().prop_map(Arg::Segments),
-        2 => vec((area(), segments(), area()), 0..4).prop_map(|messages| {
+        2 => vec((message_buffer(), segments(), message_buffer()), 0..4).prop_map(|messages| {
             let message = |(name, segments, control)| SocketMessage { name, segments, control };
             Arg::Messages(messages.into_iter().map(message).collect())
         }),

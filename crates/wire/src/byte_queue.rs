@@ -40,8 +40,8 @@ impl ByteQueue {
 
     /// At least `count` bytes of free space after the queued ones.
     pub(crate) fn free_space(&mut self, count: usize) -> &mut [u8] {
-        // The bytes are moved only if the gap is at least as long, so that each byte is moved about
-        // once at most.
+        // The queued bytes are moved to the front only if the gap before them is at least as long,
+        // so that moves copy no more bytes than were consumed.
         if self.bytes.len() - self.end < count && self.start > 0 && self.start >= self.len() {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);

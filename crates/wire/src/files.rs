@@ -17,7 +17,7 @@ pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), IdentityEr
     install(path, text, mode, |fresh| fs::rename(fresh, path))
 }
 
-/// The same, but keeps an existing file.
+/// As `write`, but keeps an existing file.
 pub(crate) fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
     install(path, text, mode, |fresh| match fs::hard_link(fresh, path) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),

@@ -67,7 +67,7 @@ fn parse(bytes: [u8; HEADER_LEN]) -> Result<(Frame, usize), FrameError> {
 }
 
 /// Decodes frames from bytes that arrive in arbitrary pieces. Buffers at most one incomplete
-/// payload, in a buffer of the length in its header, so at most [`MAX_PAYLOAD`].
+/// payload, in memory of the length that its header states, which is at most [`MAX_PAYLOAD`].
 #[derive(Debug)]
 pub struct Decoder {
     head: [u8; HEADER_LEN],

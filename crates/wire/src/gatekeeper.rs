@@ -1,8 +1,8 @@
 //! The key of a gatekeeper, by which machines outside of the cluster identify it.
 //!
-//! It is not the node's own key. Its fingerprint is given to clients once, whereas a node that
-//! joins its cluster again gets a new certificate. And the certificate shown to outside machines
-//! must not name the cluster or the node.
+//! This key is not the node's own, for two reasons. Clients receive its fingerprint once, whereas a
+//! node that joins its cluster again gets a new certificate. And the certificate shown to outside
+//! machines must not name the cluster or the node.
 
 use crate::files;
 use crate::identity::IdentityError;
@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::Path;
 use tern_ids::Fingerprint;
 
-/// The name in its certificate, which is not checked.
+/// The name in the gatekeeper's certificate; clients do not check it.
 const NAME: &str = "gatekeeper.tern";
 
 /// Key and certificate of a gatekeeper.
@@ -33,7 +33,7 @@ impl fmt::Debug for GateKey {
 
 impl GateKey {
     /// Reads the key, or creates it if the file does not exist. Key and certificate are in one
-    /// file, so that two processes that create it at once end up with the same.
+    /// file, so that two processes that create it at once end up with the same key.
     ///
     /// # Errors
     /// If the file cannot be read or written, or is malformed.

@@ -53,7 +53,7 @@ pub enum IdentityError {
     /// The cryptographic library returned an error.
     #[error("cannot make a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// TLS cannot be set up with it.
+    /// TLS cannot be set up with this identity.
     #[error("cannot use the certificate: {0}")]
     Tls(#[from] rustls::Error),
 }
@@ -166,7 +166,7 @@ impl Identity {
         Ok(Self { node, cluster, certificate, authority, key: key.0 })
     }
 
-    /// The identity of the founding node, signed by the authority on it.
+    /// The identity of the founder, with a certificate from its own authority.
     ///
     /// # Errors
     /// If the system's random generator fails.

@@ -18,8 +18,8 @@ pub const PREAMBLE_LEN: usize = 32;
 pub const MAX_PAYLOAD: usize = (1 << 20) + 4096;
 
 /// Maximum of encrypted bytes that a link buffers while the socket does not accept them. Above it
-/// no more frames can be queued. It is larger than the largest message together with others already
-/// waiting.
+/// no more frames can be queued. It leaves room for the largest message, a call with 64 MiB of data
+/// in many frames, after other frames that still wait.
 pub const MAX_UNSENT: usize = 128 << 20;
 
 /// Maximum of payload bytes, in complete frames, that a link reads ahead while it waits to send: as

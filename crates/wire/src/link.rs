@@ -4,8 +4,8 @@
 //! * blocking: [`Link::send`] and [`Link::recv`], each with a deadline;
 //! * from a poll loop: [`Link::queue`], [`Link::flush`] and [`Link::receive`] never block. Call
 //!   `receive` until it returns `None` before polling for readability, since frames may be buffered
-//!   already; poll for writability while [`Link::wants_write`]; and continue to read while writing,
-//!   as the peer does the same.
+//!   already; poll for writability while [`Link::wants_write`] is true; and continue to read while
+//!   writing, as the peer does the same.
 //!
 //! The blocking mode of the socket does not matter, and is not changed.
 
@@ -177,7 +177,7 @@ impl Link {
         self.peer.as_ref().map(|(fingerprint, _)| *fingerprint)
     }
 
-    /// The cluster's member that the peer is; `None` on links that do not authenticate members.
+    /// The node that the peer is; `None` on links that do not authenticate members.
     pub fn peer_node(&self) -> Option<NodeId> {
         match (&self.trust, &self.peer) {
             (Trust::Cluster(_), Some((_, Some((node, _))))) => Some(*node),
@@ -249,11 +249,11 @@ impl Link {
         self.outgoing.send(&self.socket)
     }
 
-    /// How long the machine of the peer has acknowledged nothing, although something was sent to it.
-    /// A peer that is slow or stopped is not silent in this sense. Call it regularly, each time after a
-    /// frame was queued.
+    /// How long the peer's machine has acknowledged nothing, although something was sent to it. A
+    /// slow or stopped peer process does not count: its kernel still acknowledges. The caller must
+    /// call this regularly, each time after it has queued a frame.
     pub fn time_without_ack(&mut self) -> Duration {
-        // The caller finds an error of the socket with its next frame.
+        // The caller's next frame reports an error of the socket.
         let _sent_or_failed = self.flush();
         self.ack_watch.time_without_ack(&self.socket)
     }
@@ -296,7 +296,7 @@ impl Link {
                 None => break,
             }
         }
-        // TLS itself rarely sends a reply of its own.
+        // TLS may have queued a reply of its own, which is rare.
         if self.wants_write() {
             self.flush()?;
         }
@@ -308,7 +308,7 @@ impl Link {
         self.inbox.decoder.limit_payload(max);
     }
 
-    /// Whether a frame is buffered, or may be, so that `receive` need not read the socket.
+    /// Whether a frame is buffered, or may be: call `receive` before polling the socket.
     pub fn has_frame(&self) -> bool {
         !self.inbox.is_empty() || (!self.starved && self.incoming.len() > 0)
     }
@@ -393,8 +393,8 @@ impl Link {
         if let Err(e) = &outcome {
             self.broken = true;
             if matches!(e, LinkError::Tls(_)) {
-                // One more step produces the alert that tells the peer the reason. After a second
-                // step rustls would process the same bytes again, which violates its assertions.
+                // One more step produces the alert that tells the peer the reason. A further step
+                // would make rustls process the same bytes again, which violates its assertions.
                 let (incoming, outgoing) = (&mut self.incoming, &mut self.outgoing);
                 let _alert = self.session.step(&Action::Receive, incoming, outgoing, &mut self.inbox);
                 let _best_effort = self.outgoing.send(&self.socket);
@@ -405,7 +405,8 @@ impl Link {
 
     /// Reads once from the socket. `None` if no bytes are available.
     fn read(&mut self) -> Result<Option<usize>, LinkError> {
-        // The read is larger than a record, so bytes left over here are never a whole record.
+        // Each read requests more than a record, so it can complete the record of which a part is
+        // left over.
         let Some(count) = self.incoming.receive(&self.socket, self.read_size)? else {
             self.drained = false;
             return Ok(None);

@@ -1,9 +1,9 @@
-//! Whether the machine at the other end of a link is there.
+//! Whether the machine at the other end of a link still acknowledges.
 //!
-//! A process that answers late is slow, and its machine may be busy; it must not be taken for dead.
-//! So no answer of the process is waited for: the kernel of its machine acknowledges each segment
-//! that arrives there, also while the process is stopped. The kernel here reports the last
-//! acknowledgement (`TCP_INFO` of tcp(7)).
+//! A peer process that answers late may be slow or stopped, or its machine busy; it must not be
+//! taken for dead. So no answer of the process is waited for. The peer's kernel acknowledges each
+//! segment that arrives, even while the process is stopped, and this node's kernel reports the time
+//! since the last acknowledgement (`TCP_INFO` of tcp(7)).
 
 use rustix::fd::AsFd;
 use std::mem::size_of;
@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Watches the acknowledgements on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct AckWatch {
-    /// The time of the first look after the last known acknowledgement.
+    /// The time of the last call that found a new acknowledgement, or nothing to acknowledge.
     unanswered_since: Option<Instant>,
 }
 
@@ -30,8 +30,8 @@ impl AckWatch {
         let acked_at = now.checked_sub(state.since_ack);
         let answered = |since: Instant| acked_at.is_none_or(|at| at + TICK >= since);
         match self.unanswered_since {
-            // If the receiver has no room nothing is in flight; then probes ask for an
-            // acknowledgement, at growing intervals.
+            // While the receiver's window is closed, nothing is in flight; the kernel then sends
+            // window probes, at growing intervals.
             Some(since) if !answered(since) && (state.in_flight || state.unanswered_probes) => {
                 now.saturating_duration_since(since)
             }
@@ -82,10 +82,10 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    /// The other end never reads: neither a little data nor so much that it has no room for more
-    /// makes it silent.
+    /// A peer that never reads still acknowledges, after a little data and after so much that its
+    /// window is closed.
     #[test]
-    fn peer_that_does_not_read_is_there() {
+    fn peer_that_does_not_read_is_not_silent() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let _never_reads = listener.accept().unwrap();

@@ -80,13 +80,10 @@ mod tests {
 
     #[test]
     fn message_longer_than_a_frame_is_refused() {
-        assert_eq!(
-            encode(&serde_bytes(MAX_PAYLOAD)).map(|b| b.len()),
-            Err(MessageError::TooLong(MAX_PAYLOAD + 3))
-        );
+        assert_eq!(encode(&text(MAX_PAYLOAD)).map(|b| b.len()), Err(MessageError::TooLong(MAX_PAYLOAD + 3)));
     }
 
-    fn serde_bytes(length: usize) -> String {
+    fn text(length: usize) -> String {
         "x".repeat(length)
     }
 }

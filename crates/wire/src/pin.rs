@@ -60,7 +60,8 @@ impl Ephemeral {
     }
 }
 
-/// TLS for connecting to the holder of the key `expect`, authenticated with the own key.
+/// TLS for connecting to the peer whose certificate has the fingerprint `expect`. This side
+/// authenticates with `own`.
 ///
 /// # Errors
 /// If the key is unusable.
@@ -72,7 +73,7 @@ pub fn pinned_client(own: &Ephemeral, expect: Fingerprint) -> Result<ClientTls, 
     key_only(without_resumption(config))
 }
 
-/// TLS for accepting connections, from holders of these keys only.
+/// TLS for accepting connections only from peers whose certificates have these fingerprints.
 ///
 /// # Errors
 /// If the key is unusable.
@@ -82,7 +83,7 @@ pub fn pinned_server(own: &Ephemeral, accept: &[Fingerprint]) -> Result<ServerTl
     Ok(ServerTls { config, trust: Trust::KeyOnly })
 }
 
-/// TLS for a machine that joins: the server must be this node, certified by the authority with this
+/// TLS for a machine that joins: the server must be `node`, certified by the authority with this
 /// fingerprint.
 ///
 /// # Errors

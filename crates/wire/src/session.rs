@@ -13,7 +13,7 @@ use std::fmt;
 
 /// Upper bound of the bytes by which a record is longer than its plaintext.
 const RECORD_OVERHEAD: usize = 64;
-/// Frames shorter than this are assembled in a smaller buffer than a record.
+/// Frames shorter than this are assembled in a buffer that is smaller than a record.
 const SHORT_FRAME: usize = 512;
 
 /// The client's or the server's end.
@@ -38,7 +38,7 @@ pub(crate) enum StepResult {
     Progress,
     /// All received bytes are processed.
     NeedsInput,
-    /// The requested frame is in the outgoing buffer.
+    /// The requested frame, or the close notification, is in the outgoing buffer.
     Encrypted,
     /// The peer closed the session.
     Closed,
@@ -192,8 +192,8 @@ fn encrypt_error(error: EncryptError) -> LinkError {
     LinkError::Tls(rustls::Error::General(error.to_string()))
 }
 
-/// Encrypts a frame into records. Short parts share a record with the header. Whole records are
-/// encrypted directly from the caller's memory.
+/// Encrypts a frame into records. The first record has the header and the beginning of the payload.
+/// Further whole records within one part are encrypted directly from the caller's memory.
 fn encrypt_frame<Data>(
     traffic: &mut WriteTraffic<'_, Data>,
     frame: &OutgoingFrame<'_>,

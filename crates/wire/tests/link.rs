@@ -14,7 +14,7 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// Connects the two, and returns the result of each side.
+/// Connects a client to a server, and returns the result of each side.
 fn meet(client: &ClientTls, server: &ServerTls) -> (Result<Link, LinkError>, Result<Link, LinkError>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -38,8 +38,8 @@ fn pair() -> (Link, Link) {
     (a.unwrap(), b.unwrap())
 }
 
-/// Asserts that the server refuses the client. The client learns it at its first read at the
-/// latest.
+/// Asserts that the server refuses the client. The client receives the refusal at its first read at
+/// the latest.
 fn assert_refused(client: &ClientTls, server: &ServerTls) {
     let (client, server) = meet(client, server);
     assert!(matches!(server, Err(LinkError::Tls(_) | LinkError::Closed)), "{server:?}");
@@ -93,8 +93,8 @@ fn another_cluster_is_refused_even_if_it_has_the_same_name() {
 fn client_without_certificate_is_refused() {
     let authority = Authority::create("alpha").unwrap();
     let client = join_client(authority.fingerprint(), NodeId(1)).unwrap();
-    // That server does not send the authority's certificate; another client is used for the second
-    // part.
+    // A cluster server does not send the authority's certificate, so this client refuses it too.
+    // The second part uses a client that accepts the server.
     let one = member(&authority, 1);
     let (client, server) = meet(&client, &one.cluster_server().unwrap());
     assert!(client.is_err() && server.is_err());
@@ -102,7 +102,7 @@ fn client_without_certificate_is_refused() {
     assert_refused(&pinned_client(&shim, fingerprint_of_node(&one)).unwrap(), &one.cluster_server().unwrap());
 }
 
-/// The fingerprint of that node as a client sees it.
+/// The fingerprint of a node's certificate, as a client receives it.
 fn fingerprint_of_node(node: &Identity) -> tern_ids::Fingerprint {
     let (client, _server) = meet(&node.cluster_client(node.node()).unwrap(), &node.cluster_server().unwrap());
     client.unwrap().peer_fingerprint().unwrap()

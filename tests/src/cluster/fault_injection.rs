@@ -346,8 +346,6 @@ pub fn leftovers(cluster: &Cluster, node: u16) -> Result<Vec<String>> {
 }
 
 /// Waits until nothing of any family is left on these nodes.
-// Known to fail after a shim was killed by SIGKILL: ternd leaves its socket file until it is
-// restarted.
 ///
 /// # Errors
 /// If something is left after this time; lists it.

@@ -80,7 +80,7 @@ pub struct DiskComparison<'a> {
 }
 
 impl<'a> DiskComparison<'a> {
-    /// Starts them in empty directories.
+    /// Starts the programs in empty directories.
     ///
     /// # Errors
     /// If /mfs is not mounted, or python3 is missing.

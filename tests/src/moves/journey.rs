@@ -162,8 +162,8 @@ pub fn run_journey(
     }
 }
 
-/// Runs a program that is started on node 2 and stopped by its fault point on the way, and compares
-/// it with the run without migration.
+/// Runs a program that home's shim fetches home at one of its calls (`TERN_FREEZE_FILE`), and
+/// compares it with the run without migration.
 ///
 /// # Errors
 /// A difference between the runs; with diagnostics.

@@ -56,7 +56,8 @@ const fn staying(args: &'static [&'static str], word: &'static str) -> Entry {
 
 /// All entries.
 pub const ENTRIES: &[Entry] = &[
-    // The longest begins first: its forty waits of a quarter of a second would else be the end of each journey.
+    // The longest program begins first, so that no journey has to wait for it alone at the end: it
+    // makes forty waits of a quarter of a second.
     entry("interrupted", Kind::Calls),
     entry("arith", Kind::Computes),
     entry("avx", Kind::Computes),

@@ -65,7 +65,7 @@ fn guest_opens_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     guest.run("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
     guest.run("read 4", "read 0123")?;
     ensure!(guest.open_files()?.contains("/tmp/near/a"), "it is not open on node 2");
-    // Its writes there invalidate no cache: no file has a fanotify mark that makes an event of each
+    // The guest's writes there invalidate no cache: no file has a fanotify mark that reports each
     // write.
     let marks = "cat /proc/[0-9]*/fdinfo/* 2>/dev/null | grep 'fanotify ino:.* mask:c06 '; true";
     ensure!(there(&cluster, marks)?.is_empty(), "its writes cause fanotify events");
@@ -82,7 +82,7 @@ fn guest_opens_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     ensure!(!guest.open_files()?.contains("/tmp/near/a"), "it is still open on node 2 though it is shared");
     ensure!(there(&cluster, "cat /tmp/near/a")? == "0123XYZ7----cd+++");
     guest.run("close", "close")?;
-    // Its offset goes with it.
+    // The guest takes the file's offset along.
     there(&cluster, "truncate -s 100K /tmp/near/a")?;
     guest.run("open /mfs/2/tmp/near/a O_RDONLY", "open ")?;
     guest.run("read 5", "read 0123X")?;
@@ -92,8 +92,6 @@ fn guest_opens_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     guest.finish()
 }
 
-/// A guest maps its node's own file locally, also when it had it mapped on arrival: nothing of it
-/// is sent, and writes of others are visible.
 /// Only the program that opens a file waits for the node's file server.
 #[test]
 fn stopped_file_server_delays_no_other_program() -> Result<()> {
@@ -122,6 +120,8 @@ fn stopped_file_server_delays_no_other_program() -> Result<()> {
     Ok(())
 }
 
+/// A guest maps its node's own file locally, also if it had the file mapped on arrival, and sees
+/// writes of other programs.
 fn guest_maps_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     let cluster = cluster("nearmap", 3, fast_path)?;
     there(&cluster, "yes 0123456789abcde | head -c 1M > /tmp/near/big")?;
@@ -158,7 +158,7 @@ fn short_file_is_opened_locally_only_after_large_writes(fast_path: bool) -> Resu
     guest.run("open /mfs/2/tmp/near/b O_WRONLY|O_CREAT", "open ")?;
     guest.run("write ----", "write 4")?;
     ensure!(!guest.open_files()?.contains("/tmp/near/"), "it is open on node 2");
-    // More than is sent asynchronously at once.
+    // More than the shim writes behind.
     guest.run("fill 80", "fill ")?;
     guest.run("write ++++", "write 4")?;
     ensure!(guest.open_files()?.contains("/tmp/near/b"), "it is not open on node 2");
@@ -221,7 +221,7 @@ fn nomfs_applies_to_local_files_of_guests(fast_path: bool) -> Result<()> {
     guest.finish()
 }
 
-/// Its deputy waits in the kernel for a reply of MFS, and must stop for the migration.
+/// The guest's deputy waits in the kernel for a reply of MFS, and must stop for the migration.
 fn guest_blocked_on_a_lock_can_be_moved(fast_path: bool) -> Result<()> {
     let cluster = cluster("nearlock", 2, fast_path)?;
     let [mut holder, mut waiter] = [FileGuest::start(&cluster, &[])?, FileGuest::start(&cluster, &[])?];
@@ -247,7 +247,7 @@ fn guest_blocked_on_a_lock_can_be_moved(fast_path: bool) -> Result<()> {
     Ok(())
 }
 
-/// On the node of the files it has them open locally, elsewhere as delegations.
+/// On the node of its files the program has them open locally; elsewhere they are delegated.
 fn delegated_file_io_survives_moves(fast_path: bool) -> Result<()> {
     move_while_running("delegation", "nearmoves", fast_path)
 }

@@ -36,8 +36,8 @@ fn calls(guest: &FileGuest<'_>, cluster: &Cluster) -> Result<u64> {
     Ok(row.usage.calls)
 }
 
-/// Looks up names until home has delegated the directory; whether it has within this number of
-/// turns.
+/// Looks up names until home has delegated the directory. Returns whether it has within this number
+/// of turns.
 fn await_cached(guest: &mut FileGuest<'_>, cluster: &Cluster, at: &str, turns: u32) -> Result<bool> {
     for _ in 0..turns {
         let before = calls(guest, cluster)?;
@@ -74,7 +74,7 @@ fn many_lookups_need_few_calls() -> Result<()> {
     guest.finish()
 }
 
-/// A guest that learns of a change at home, by whatever way, finds it.
+/// A guest that receives input from home after a change there sees the change.
 #[test]
 fn lookup_after_change_at_home_sees_it() -> Result<()> {
     let cluster = Cluster::up("namechange")?;
@@ -113,7 +113,8 @@ fn changes(guest: &mut FileGuest<'_>, at: &Path, turn: usize) -> Result<()> {
     guest.run("leads /tmp/named/link", &format!("leads {}", libc::ENOENT))
 }
 
-/// A link of its own gives a file another name, which no directory watch reports.
+/// The guest makes a hard link to a file in another directory, which causes no event in the cached
+/// one.
 #[test]
 fn link_count_is_current_after_own_link() -> Result<()> {
     let cluster = Cluster::up("namelink")?;
@@ -200,7 +201,8 @@ fn threads_see_each_others_changes() -> Result<()> {
     guest.finish()
 }
 
-/// A directory that may not be searched any more, or only with the previous credentials.
+/// Lookups fail once the guest has dropped the credentials that may search the directory, and once
+/// the directory's mode forbids the search.
 #[test]
 fn lookup_after_chmod_at_home_is_refused() -> Result<()> {
     let cluster = Cluster::up("nameshut")?;

@@ -89,8 +89,8 @@ fn file_open_for_writing_elsewhere_can_be_mapped() -> Result<()> {
     guest.finish()
 }
 
-/// The guest mostly sleeps in page faults where no signal wakes it. The migration does not wait for
-/// those, and the guest is home when the command says so.
+/// The guest mostly sleeps in page faults, from which no signal wakes it. The migration succeeds
+/// nevertheless, and the guest completes its reads at home.
 #[test]
 fn guest_in_page_faults_can_be_moved() -> Result<()> {
     let cluster = Cluster::with_link("farslow", 2, "switch:30ms")?;
@@ -130,7 +130,7 @@ fn page_fault_waits_for_an_unreachable_home() -> Result<()> {
     guest.finish()
 }
 
-/// Existing mappings stay valid. What is mapped next is sent instead.
+/// Existing mappings stay valid. A file that is mapped afterwards is sent instead.
 #[test]
 fn mapping_survives_nomfs_of_home() -> Result<()> {
     let cluster = cluster("farclosed", 2)?;
@@ -145,8 +145,8 @@ fn mapping_survives_nomfs_of_home() -> Result<()> {
     guest.finish()
 }
 
-/// The file is opened with the guest's credentials, so not if it holds the file by rights that it
-/// has dropped.
+/// The node opens the file with the guest's present credentials. A file that the guest opened
+/// before it dropped its rights is sent.
 #[test]
 fn file_that_the_guest_may_not_open_is_sent() -> Result<()> {
     let cluster = cluster("farwhole", 2)?;

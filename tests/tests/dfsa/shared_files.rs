@@ -1,5 +1,5 @@
-//! A guest reads files of a shared file system on its own node; here a directory of the machine
-//! that all nodes have.
+//! A guest reads files of a shared file system on its own node. Here this is a directory of the
+//! machine that all nodes have.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ fn guest_reads_a_shared_file_locally() -> Result<()> {
     guest.run("seek 0 1", "seek 48")?;
     ensure!(!guest.open_files()?.contains(&path), "it is still open on node 2 though it is shared");
     guest.run("close", "close")?;
-    // Its offset goes with it.
+    // The guest takes the file's offset along.
     guest.run(&format!("open {path} O_RDONLY"), "open ")?;
     read_until_open(&mut guest, &path)?;
     guest.run("seek 160 0", "seek 160")?;
@@ -135,7 +135,7 @@ fn locks_and_writes_are_made_at_home() -> Result<()> {
     let cluster = cluster("sharedlock", &shared, 2, &[1, 2])?;
     let path = shared.fill("a")?;
     let mut guest = FileGuest::start(&cluster, &[])?;
-    // A file open for writing is not delegated; its writes are made at home.
+    // A file that is open for writing is not opened on node 2; the deputy makes its writes.
     guest.run(&format!("open {path} O_RDWR"), "open ")?;
     for _ in 0..20 {
         read_first(&mut guest)?;
@@ -160,7 +160,7 @@ fn local_open_is_the_same_file_with_the_same_rights() -> Result<()> {
     let mut guest = FileGuest::start(&cluster, &as_user)?;
     let [taken, covered, removed] = ["taken", "covered", "removed"].map(|name| shared.fill(name));
     let (taken, covered, removed) = (taken?, covered?, removed?);
-    // Before the file has been unchanged for long enough to be delegated.
+    // The mode changes before the file has been unchanged for long enough to be offered to node 2.
     guest.run(&format!("open {taken} O_RDONLY"), "open ")?;
     cluster.run(1, &["chmod", "0", &taken])?;
     let said = read_until_refused(&mut guest, &cluster, 1)?;
@@ -178,7 +178,7 @@ fn local_open_is_the_same_file_with_the_same_rights() -> Result<()> {
     let said = read_until_refused(&mut guest, &cluster, 3)?;
     ensure!(said.contains("No such file"), "{said}");
     guest.run("close", "close")?;
-    // The directory of that node is another one: everything matches but the file.
+    // Node 2 now has another directory at this path: everything matches but the file.
     let root = shared.0.to_str().context("the path is not UTF-8")?;
     cluster.run(2, &["umount", root])?;
     guest.run(&format!("open {covered} O_RDONLY"), "open ")?;

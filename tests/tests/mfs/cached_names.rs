@@ -38,7 +38,7 @@ for line in sys.stdin:
     print("done" if said is None else said, flush=True)
 "#;
 
-/// A running program of that kind.
+/// A running `WORKER`.
 struct Worker {
     process: Child,
     input: ChildStdin,
@@ -93,13 +93,13 @@ struct Setup {
 }
 
 /// Changes by local programs are reported, and the kernel can be told to invalidate names.
-const SIG_DFL: Setup = Setup { rule: "", variable: "TERN_LOG=info" };
+const DEFAULT_SETUP: Setup = Setup { rule: "", variable: "TERN_LOG=info" };
 
 /// Changes by local programs are not reported.
-const WITHOUT_NOTICES: Setup = Setup { rule: "mfs_notices = false", ..SIG_DFL };
+const WITHOUT_NOTICES: Setup = Setup { rule: "mfs_notices = false", ..DEFAULT_SETUP };
 
 /// As before Linux 6.16: `tern-mfs` caches names instead of the kernel.
-const OLD_KERNEL: Setup = Setup { variable: "TERN_NO_EPOCH=1", ..SIG_DFL };
+const OLD_KERNEL: Setup = Setup { variable: "TERN_NO_EPOCH=1", ..DEFAULT_SETUP };
 const OLD_KERNEL_WITHOUT_NOTICES: Setup = Setup { variable: OLD_KERNEL.variable, ..WITHOUT_NOTICES };
 
 /// Nodes 1 and 3 have mounted /mfs, and node 2 has the files.
@@ -124,7 +124,7 @@ fn workers(cluster: &Cluster) -> Result<(Worker, [Worker; 2])> {
 
 #[test]
 fn open_after_remote_change_finds_current_file() {
-    opens(&cluster("mfsnames", SIG_DFL).unwrap(), rounds()).unwrap();
+    opens(&cluster("mfsnames", DEFAULT_SETUP).unwrap(), rounds()).unwrap();
 }
 
 fn opens(cluster: &Cluster, rounds: u32) -> Result<()> {
@@ -142,7 +142,7 @@ fn opens(cluster: &Cluster, rounds: u32) -> Result<()> {
                 reader.expect(&format!("get {file}"), &second)?;
                 other.must(&format!("replace {file} {third}"))?;
                 reader.expect(&format!("get {file}"), &third)?;
-                // So are all names of the file.
+                // The same for a second name of the file.
                 other.must(&format!("link {file} deep/second"))?;
                 reader.expect("get deep/second", &third)?;
                 other.must(&format!("replace deep/second {first}"))?;
@@ -165,7 +165,7 @@ fn opens(cluster: &Cluster, rounds: u32) -> Result<()> {
 
 #[test]
 fn path_lookup_follows_remote_renames() {
-    paths(&cluster("mfspaths", SIG_DFL).unwrap(), rounds()).unwrap();
+    paths(&cluster("mfspaths", DEFAULT_SETUP).unwrap(), rounds()).unwrap();
 }
 
 fn paths(cluster: &Cluster, rounds: u32) -> Result<()> {
@@ -228,7 +228,7 @@ fn paths(cluster: &Cluster, rounds: u32) -> Result<()> {
 
 #[test]
 fn access_after_remote_chmod_is_refused() {
-    may_not(&cluster("mfsmayno", SIG_DFL).unwrap(), rounds()).unwrap();
+    may_not(&cluster("mfsmayno", DEFAULT_SETUP).unwrap(), rounds()).unwrap();
 }
 
 fn may_not(cluster: &Cluster, rounds: u32) -> Result<()> {
@@ -258,7 +258,7 @@ fn may_not(cluster: &Cluster, rounds: u32) -> Result<()> {
 /// A directory is renamed while it is a program's working directory.
 #[test]
 fn working_directory_survives_remote_rename() {
-    stays(&cluster("mfsstays", SIG_DFL).unwrap(), rounds()).unwrap();
+    stays(&cluster("mfsstays", DEFAULT_SETUP).unwrap(), rounds()).unwrap();
 }
 
 fn stays(cluster: &Cluster, rounds: u32) -> Result<()> {
@@ -308,7 +308,7 @@ fn names_are_coherent_without_notices_and_on_older_kernels() {
 /// other's lease again and again.
 #[test]
 fn concurrent_writers_in_one_directory_do_not_delay_each_other() {
-    let cluster = cluster("mfsboth", SIG_DFL).unwrap();
+    let cluster = cluster("mfsboth", DEFAULT_SETUP).unwrap();
     let (mut one, [_, mut other]) = workers(&cluster).unwrap();
     let begun = std::time::Instant::now();
     let run = |worker: &mut Worker, name: &str| -> Result<()> {

@@ -175,7 +175,7 @@ fn exclusive_create_needs_one_request() {
     let mut maker = worker(&cluster, 1, &["/mfs/2/tmp/made"]).unwrap();
     let said = maker.request(&format!("many {COUNTED_FILES}"));
     let packets: u64 = said.parse().unwrap_or_else(|_| panic!("{said}"));
-    // Including other traffic between the nodes; with a lookup for each name there would be twice
-    // as many.
+    // The count includes other traffic between the nodes. With a lookup for each name it would be
+    // twice as high.
     assert!((COUNTED_FILES..COUNTED_FILES * 3 / 2).contains(&packets), "{packets} packets");
 }

@@ -85,9 +85,9 @@ fn local_remove_frees_space_of_files_cached_elsewhere() {
     wait_until("space of a file that was open is freed", Duration::from_secs(60), || free() == 16).unwrap();
 }
 
-/// Reads extended attributes of files in a directory, sets some, and lets another program of the
-/// server set some. Prints what is wrong, and the number of packets sent to find that there are
-/// none.
+/// Reads extended attributes of files in a directory and sets some; a local program of the server
+/// sets others meanwhile. Prints what is wrong, and the number of packets sent while it read
+/// attributes that no file has.
 const EXTENDED: &str = r#"
 import errno, os, sys, time
 here = sys.argv[1]

@@ -39,7 +39,7 @@ for line in sys.stdin:
         print(errno.errorcode[error.errno], flush=True)
 "#;
 
-/// Python's own call is restarted after a signal, so another program waits.
+/// Python restarts its own lock call after a signal, so `flock` waits instead.
 const WAITER: &str = "flock /mfs/2/tmp/locked -c 'echo has'";
 
 fn worker(cluster: &Cluster, node: u16, path: &str) -> Result<LineClient> {
@@ -145,7 +145,7 @@ fn lock_holder_sees_writes_under_the_previous_lock() {
     let mut there = worker(&cluster, 1, THERE).unwrap();
     let mut local = worker(&cluster, 2, "/tmp/locked").unwrap();
     for round in 1..=200 {
-        // So that there is content to cache.
+        // The client then has content in its cache.
         there.request("look a");
         let how = if round % 2 == 0 { "p" } else { "f" };
         local.request(&format!("a {how} alone wait"));

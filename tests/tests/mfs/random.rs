@@ -125,14 +125,15 @@ fn random_calls_on_a_file_from_owner_and_client_match_the_disk() {
             let client = usize::try_from(random.below(2)).context("too many")?;
             let name = format!("{}{}", random.pick(&["x", "y"]), client);
             let is_own = client == 1;
-            // On its own node, small files that are only read are opened without passthrough, and
-            // so is every file that is open that way already.
+            // The owner never opens the file only for reading: while a small file is open without
+            // passthrough, as after such an open, no further open of it uses passthrough.
             let modes: &[&str] =
                 if is_own { &["+", "+", "w", "+t", "+c"] } else { &["+", "r", "r", "w", "+t"] };
             for operation in file_or_open_operation(random, &name, modes).into_iter().flatten() {
                 comparison.run_both(client, &operation)?;
             }
-            // The other node's attempt at such a mapping would be refused while this one writes.
+            // Only the owner makes a writable shared mapping: on the other node this is refused
+            // while the owner has the file open for writing.
             let operation =
                 format!("store {name} {} {} {step}", random.below(MAX_FILE_SIZE), random.below(MAX_LENGTH));
             if is_own && random.below(10) == 0 {
@@ -191,9 +192,9 @@ fn random_calls_on_a_tree_from_two_nodes_match_the_disk() {
             let client = usize::try_from(random.below(2)).context("too many")?;
             let operation = tree_operation(random);
             if operation.starts_with("rename") {
-                // As mv does: a rename of a directory that another node has moved fails with ESTALE
-                // under its new name if nobody on this node has looked it up since, as the kernel
-                // cannot move its dentry meanwhile.
+                // As mv does. Without these lookups, renaming a directory that another node has
+                // moved may fail with ESTALE: the kernel still has its old dentry and cannot move
+                // that one during the rename.
                 for path in operation.split(' ').skip(1).take(2) {
                     comparison.run_both(client, &format!("stat {path}"))?;
                 }

@@ -77,7 +77,7 @@ fn permissions_match_the_disk() {
     same_as_on_the_disk(&cluster, "rights.py", "");
 }
 
-/// Writes as much as the kernel sends in one request, by a process in more groups than fit into it.
+/// A process in more groups than fit into one request writes as much as the kernel sends in one.
 const IN_MANY_GROUPS: &str = "
 import os
 os.setgroups(range(1000, 4000))
@@ -141,7 +141,7 @@ fn turns(
 #[test]
 fn writes_on_any_node_are_read_on_every_node() {
     let cluster = mounted("mfscoherent", 3, &[1, 3]).unwrap();
-    // The writer on node 2 is a local program that does not use /mfs; on node 3 it is one through
+    // The writer on node 2 is a local program that does not use /mfs; the writer on node 3 uses
     // /mfs. A descriptor that is already open must see at once only what is written through /mfs.
     for (node, place, how) in [(2, "/tmp", "anew"), (3, "/mfs/2/tmp", "anew"), (3, "/mfs/2/tmp", "held")] {
         sh(&cluster, 2, "printf x000000 | tee /tmp/value-a > /tmp/value-b");
@@ -362,8 +362,8 @@ fn fsync_reports_lost_writes() {
     let mut line = || lines.next().unwrap().unwrap();
     let mut on = saver.stdin.take().unwrap();
     let kill = "pkill -KILL -f '[t]ern-mfs.*serve'";
-    // What a killed server has written is in its kernel, and the next server syncs it. It
-    // re-acquires the lock, which was free.
+    // Data that a killed server has written is in its kernel, and the next server syncs it. No lock
+    // was held, so the program can take one.
     assert_eq!(line(), "written");
     // Without a server nothing keeps the kernel's inodes, which must have the same numbers again.
     sh(&cluster, 2, &format!("{kill}; echo 2 > /proc/sys/vm/drop_caches"));

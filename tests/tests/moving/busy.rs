@@ -38,8 +38,8 @@ fn move_all_flavours_around(lab: &str, name: &str, places: &[&str]) -> Result<()
     })
 }
 
-/// The exec is made by a thread other than the first. Messages that a node has still sent about the
-/// old program must not affect the new one.
+/// The exec is made by a thread other than the first. A node's late messages about the old program
+/// must not affect the new one.
 #[test]
 fn exec_survives_moves_between_nodes() -> Result<()> {
     move_all_flavours_around("executing", "threadexec", &["2", "3"].repeat(75))
@@ -52,8 +52,8 @@ fn exec_survives_moves_home_and_away() -> Result<()> {
     move_all_flavours_around("executinghome", "threadexec", &["2", "home"].repeat(40))
 }
 
-/// The deputy makes a mapping that keeps the file referenced, and home must have recorded it before
-/// it takes over an address space.
+/// The deputy also maps the file, which keeps the file referenced. Home's shim must have recorded
+/// that mapping before it restores the address space of a guest that returns.
 #[test]
 fn file_mapping_survives_moves_home_and_away() -> Result<()> {
     move_all_flavours_around("mapping", "mapping", &["2", "home"].repeat(75))
@@ -76,8 +76,8 @@ fn move_continues_from_home_when_a_call_needs_home() -> Result<()> {
     move_all_flavours_around("fetched", "written", &["2", "3"])
 }
 
-/// Sending its memory takes longer than it computes between two forks, each of which cancels a
-/// departure once. It runs until its input ends.
+/// Sending the program's memory takes longer than the time between two of its forks, each of which
+/// cancels a departure once. It runs until its input ends.
 const FORKS_ALL_THE_TIME: &str = "
 import os, select, sys
 memory = bytearray(64 << 20)
@@ -110,16 +110,16 @@ fn process_that_forks_all_the_time_moves() -> Result<()> {
     Ok(())
 }
 
-/// A signal between its threads is delivered before any later effect of the sender is visible, on
-/// whatever nodes they run.
+/// A signal that one thread sends to another is delivered before the receiver can see any later
+/// effect of the sender, wherever the process runs.
 #[test]
 fn signal_order_between_threads_survives_moves() -> Result<()> {
     move_all_flavours_around("sigordered", "sigorder", &["2", "3"].repeat(75))
 }
 
-/// A call with a time limit that was pending when the process came home is pending for the process,
-/// not for home: it leaves again at once, and the call lasts as long as it should. Both a process
-/// whose only thread waits and one with a thread in each kind of call.
+/// A process that comes home in a call with a time limit can leave again at once, and the call
+/// lasts as long as it should. One process has only one thread, which waits; the other has a thread
+/// in each kind of call.
 #[test]
 fn process_that_waits_leaves_home_again() -> Result<()> {
     let cluster = &Cluster::with_nodes("waiting", 3)?;

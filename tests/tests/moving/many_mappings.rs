@@ -12,15 +12,15 @@ const RUN_AS_CHILD: &str = r#""$@" & echo $! >&2; wait $!"#;
 /// The journeys, twice: the shortest of each counts, since a busy machine lengthens some.
 const LEGS: [&str; 3] = ["2", "3", "home"];
 const ROUNDS: u32 = 2;
-/// Number of mappings of the small process and of the large one, and how many times longer a journey
-/// of the large one may take: twice its share. A cost that is quadratic in the number makes it up to
-/// 64 times as long.
+/// Number of mappings of the small process and of the large one, and how many times longer a
+/// journey of the large one may take: twice its share. A cost that is quadratic in the number makes
+/// it up to 64 times as long.
 const FEW: u32 = 4_000;
 const MANY: u32 = 32_000;
 const MAX_RATIO: f64 = 2.0 * (MANY / FEW) as f64;
 /// Number of mapped files: more than the descriptors that most systems allow a program by default.
 const FILES: u32 = 2_500;
-/// Number of files that are mapped shared and writable. Their content is sent anew with each journey.
+/// Number of files that are mapped shared and writable. Each journey sends their content anew.
 const SHARED_FILES: u32 = 1_500;
 /// Maximum time of a journey with these files.
 const MAX_FILES_TIME: Duration = Duration::from_secs(8);

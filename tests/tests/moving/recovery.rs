@@ -144,8 +144,9 @@ fn partitioned_nodes_lose_no_guests() {
     }
 }
 
-/// A shim that does not run, on either side, is slow and not dead: its machine still acknowledges
-/// what is sent to it. Nothing is lost, though it is stopped for twice as long as a link may be cut.
+/// A stopped shim, on either side, is slow and not dead: its machine still acknowledges data that
+/// is sent to it. Nothing is lost, though the shim is stopped for twice as long as a link may be
+/// cut.
 #[test]
 fn stopped_shim_is_not_dead() -> Result<()> {
     const SUSPEND_AFTER: u32 = 1;

@@ -80,7 +80,7 @@ impl<'a> Subject<'a> {
         Ok(Self { cluster, running, until })
     }
 
-    /// Waits until the program has acquired what it is refused for.
+    /// Waits until the program has the resource for which its move is refused.
     fn settle(&self) -> Checked {
         self.running.await_output("held\n").map_err(|e| format!("{e:#}"))
     }

@@ -58,9 +58,8 @@ fn await_idle(cluster: &Cluster, node: u16, pid: i32) -> Result<()> {
     }
 }
 
-/// Waits until no call that began away is pending at home (a sleep of 10 ms): a process stopped in
-/// such a call cannot be migrated until it continues (docs/reference/limits.md). The calls of its
-/// threads have their arguments in the shim's address range.
+/// Waits until no thread is still in a call that began away (a sleep of 10 ms), so that the process
+/// is not stopped in such a call. These calls have their arguments in Tern's address range.
 fn await_last_call(cluster: &Cluster, pid: i32) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     let script = format!("cat /proc/{pid}/task/*/syscall");

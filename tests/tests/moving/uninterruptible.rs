@@ -1,5 +1,5 @@
-//! A call at home that cannot be interrupted, and that lasts, concerns only the program that made it:
-//! neither a relative is delayed nor is one of them killed.
+//! A long call at home that cannot be interrupted affects only the program that made it: no
+//! relative is delayed or killed.
 
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
@@ -13,8 +13,8 @@ use tern_tests::runs::running::{ANNOUNCE, Running};
 /// Limit for a step of a test.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Limit for a call of the child, in seconds. A busy machine takes some of it. To wait for the fsync
-/// takes longer, even if that ends when the journey home is postponed, after a second.
+/// Limit for a call of the child, in seconds. It leaves room for a busy machine. A call that waited
+/// for the fsync would take longer: a second at least, after which home postpones the journey.
 const SLOWEST_CALL: &str = "0.8";
 
 /// Where the file system is mounted.

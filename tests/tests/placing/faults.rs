@@ -38,8 +38,8 @@ fn processes(cluster: &Cluster, node: u16) -> BTreeMap<String, usize> {
     all
 }
 
-/// The processes of all nodes when nothing is placed, with a container on each for its users'
-/// commands.
+/// The processes of all nodes when no command is placed. Each node but node 1 has a container for
+/// the commands of node 1.
 struct IdleProcesses<'a>(&'a Cluster, Vec<(u16, BTreeMap<String, usize>)>);
 
 impl<'a> IdleProcesses<'a> {
@@ -205,7 +205,6 @@ fn build_survives_cut_links() {
     lose_two_nodes("faultscut", cut, heal);
 }
 
-/// Left out of `make test`, as it differs little from cut links.
 #[test]
 fn build_survives_power_cuts() {
     let kill = |cluster: &Cluster, node| cluster.lab().kill(node).unwrap();

@@ -9,8 +9,8 @@ use tern_tests::cluster::Cluster;
 /// Rounds of each kind; one stale name or file is a failure.
 const ROUNDS: usize = 60;
 
-/// A cluster whose home delays its kernel's change notices, so that it must be queried for them:
-/// without a query it reads them only after the rounds are over.
+/// A cluster in which home's file server reads its kernel's change notices late, unless it reads
+/// them for a request: by itself it would read them only after the rounds are over.
 fn cluster(name: &str, nodes: u16) -> Cluster {
     let cluster = Cluster::with_nodes(name, nodes).unwrap();
     let serve = "TERN_LATE_NOTICES=900 TERN_RUN_DIR=/run/tern setsid tern-mfs --config /etc/tern serve > /run/mfs 2>&1 & \
@@ -19,7 +19,8 @@ fn cluster(name: &str, nodes: u16) -> Cluster {
     cluster
 }
 
-/// The kernel of the container's node cannot invalidate names, as before Linux 6.16.
+/// Node 2, where the container is, behaves as if its kernel could not invalidate names, as before
+/// Linux 6.16.
 fn use_old_kernel_behaviour(cluster: &Cluster) {
     let serve = "TERN_NO_EPOCH=1 TERN_RUN_DIR=/run/tern setsid tern-exec --config /etc/tern serve > /run/exec 2>&1 & \
         until grep -q ready /run/exec; do sleep 0.01; done";
@@ -133,8 +134,8 @@ fn command_sees_changes_before_a_message() {
 fn command_sees_changes_before_anything_it_reads() {
     let cluster = cluster("placedfinds", 2);
     home(&cluster, "echo 0 > f; echo 0 > line");
-    // It reads and caches the file. Then it waits for a line in another one, which it does not
-    // cache, as it is open for writing.
+    // The command reads and caches one file. Then it waits for a line in another file, which is not
+    // cached, since it is open for writing.
     let script = format!(
         "cd d; n=0; while [ $n -lt {ROUNDS} ]; do n=$((n + 1)); sleep 0.06; cat f > /dev/null; test -e x$n; echo ready; \
             until read v <> line; [ \"$v\" = $n ]; do :; done; echo $(cat f) $(test -e x$n && echo there); done"

@@ -21,7 +21,7 @@ fn slack(of: &str) -> u64 {
         "kib" => 8 << 10,
         "mappings" => 64 + 3 * CONCURRENCY,
         "descriptors" => 4 * CONCURRENCY,
-        "threads" | "connection" | "connections" | "lane" | "fuser" => CONCURRENCY,
+        "threads" | "connection" | "connections" | "fuser" => CONCURRENCY,
         _ => 0,
     }
 }

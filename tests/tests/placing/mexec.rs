@@ -342,7 +342,7 @@ fn mpmake_has_the_same_results_as_make() {
     let (native, at_home) = made("make -j2");
     assert!(native.1.starts_with("2\nmade lib.a\n") && native.1.lines().count() == 12, "{native:?}");
     assert_eq!(at_home.trim(), "node1");
-    // However busy home is, since nothing is run there.
+    // Home is kept busy, so that mpmake places commands on other nodes.
     cluster
         .run(
             1,

@@ -35,8 +35,8 @@ fn check(gate: &Gate, python: &[String], key: &str) {
     let printed: String = words.iter().map(|word| format!("<{word}>")).collect();
     assert_eq!(run(&[&["printf", "<%s>"][..], &words].concat()), ok(&printed), "{python:?}");
     let killed = run(&["sh", "-c", "kill -TERM $$"]);
-    // Python's child processes die of the signal, and the lab's command passes it on. Windows has
-    // no signals.
+    // The client dies by the same signal, and so does the lab's command, which then has no exit
+    // code. On Windows, which has no signals, the client exits with 143.
     assert!(killed.0 == Some(143) || killed.0.is_none(), "{python:?}: {killed:?}");
     assert_eq!(run(&["no-such-thing"]).0, Some(127));
     assert_eq!(run(&["/etc/passwd"]).0, Some(126));
@@ -312,12 +312,12 @@ fn client_signals_reach_its_command() {
             gate.on(OUTSIDE, "ps -eo stat,args | grep '^[^ ]* *[^ ]*python[^ ]* .*[m]exec.py'")
                 .starts_with('T')
         });
-        let stands = || {
+        let has_stopped = || {
             let before = at();
             std::thread::sleep(Duration::from_millis(700));
             at() == before && before != "100\n"
         };
-        wait_until("its command has stopped as well", stands);
+        wait_until("its command has stopped as well", has_stopped);
         kill("CONT");
         assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0), "{place}");
         assert_eq!(at(), "100\n");

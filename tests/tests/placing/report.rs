@@ -82,8 +82,8 @@ fn report_lists_every_command_and_a_pipe_gets_no_status() {
     assert_eq!(left, b"0\n");
 }
 
-/// One of two nodes has all files and is busy, and its link has 2.5 MB/s, of which the interface
-/// reports nothing.
+/// One of two nodes has all files and is busy, and its link carries 2.5 MB/s, which the interface
+/// does not report.
 #[test]
 fn slow_link_is_reported_as_the_bottleneck() {
     let cluster = Cluster::with_link("narrow", 2, "switch:20mbit").unwrap();
@@ -146,7 +146,7 @@ fn placed_commands_are_listed_while_they_run() {
 }
 
 /// The text of a terminal that has not scrolled, without the status line below it; and how often
-/// that was drawn.
+/// the status line was drawn.
 fn without_status(said: &str) -> (String, usize) {
     let mut parts = said.split("\x1b7");
     let mut text = parts.next().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
-//! Placed commands use a file system that their node shares with their home directly: here a
-//! directory of the machine that all nodes have.
+//! Placed commands directly use a file system that their node shares with their home. Here this is
+//! a directory of the machine that all nodes have.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};

@@ -244,7 +244,7 @@ fn requests_without_daemon_fail_at_once_and_mount_is_removed() {
     assert!(begun.elapsed() < MAX_RESPONSE_TIME, "{:?}", begun.elapsed());
     start(&cluster);
     assert_eq!(sh(&cluster, 1, &format!("cat /run/mosix/admin/stay; {serving}")), format!("0\n{first}"));
-    // When killed, it is started again, and the old mount fails at once.
+    // A killed tern-admin is started again, and the old mount fails at once.
     sh(&cluster, 1, "pkill -KILL -x tern-admin");
     assert!(begun.elapsed() < 3 * MAX_RESPONSE_TIME);
     wait_for(&cluster, 1, "cat /run/mosix/admin/mospe", |said| said == "1\n");

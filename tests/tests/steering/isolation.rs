@@ -318,8 +318,8 @@ fn stub_range_in_a_guest_is_no_way_out() {
 /// The name of the test function below that this test program runs inside a node.
 const INSIDE: &str = "isolation::attacks_of_strangers";
 
-/// Runs [`attacks_of_strangers`] on node 1, against node 2 or the shim of the neighbour; as another
-/// user for the sockets.
+/// Runs [`attacks_of_strangers`] on node 1: against the port of node 2, or, as another user,
+/// against the sockets of node 1.
 fn attack_as_stranger(cluster: &Cluster, mode: &str) -> Result<()> {
     let node = if mode == "port" { 2 } else { 1 };
     let sockets = cluster.run(node, &["sh", "-c", "basename -s .sock /run/tern/shims/*.sock"])?;

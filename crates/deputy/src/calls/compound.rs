@@ -31,7 +31,7 @@ impl Compound {
         (first, Self { remaining, ..Self::default() })
     }
 
-    /// Whether something follows the call that was made.
+    /// Whether the request is incomplete after the call that was made.
     pub(crate) fn has_more(&self) -> bool {
         self.prelude_only || !self.remaining.is_empty()
     }

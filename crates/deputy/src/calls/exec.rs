@@ -24,7 +24,7 @@ impl Shim {
             State::Outgoing(outgoing) => Some(outgoing.peer),
             _ => None,
         };
-        // It is at its destination already.
+        // A process that was coming home is at its destination already.
         let comes_home = matches!(process.state, State::Returning(_));
         let may_have_carried = process.may_carry_objects();
         let (onward, spare) = match process.state {
@@ -32,7 +32,7 @@ impl Shim {
             State::Switching(old) => (None, Some(old)),
             _ => (None, None),
         };
-        // A node is being prepared for it, which makes its previous location irrelevant.
+        // If a destination is being prepared for it, the move begins from home when that is ready.
         let is_settled = process.is_at_home() || matches!(process.state, State::Away);
         let prepared_soon = is_settled && process.task.is_some();
         if was_away {

@@ -37,10 +37,10 @@ pub(crate) fn mask_of(request: &CallRequest) -> Option<u64> {
 }
 
 impl Shim {
-    /// Calls about timers are answered here, while the deputy may not have taken the signal of a
-    /// timer that has expired. Natively a signal that is pending when a call returns comes first, so
-    /// the deputy makes an internal call, before which it takes the signal. Returns whether it does;
-    /// the guest's call is handled when that has finished.
+    /// Home answers calls about timers itself, perhaps before the deputy has taken the signal of an
+    /// expired timer. Natively a pending signal is taken before such a call returns. So if a signal
+    /// is pending, has the deputy make an internal call, before which it takes the signal, and
+    /// queues the guest's call until that has finished. Returns whether it did.
     pub(crate) fn await_pending_signals(&mut self, tid: HomePid, request: &CallRequest) -> bool {
         self.handle_all_stops();
         let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))

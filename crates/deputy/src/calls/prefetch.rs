@@ -89,7 +89,7 @@ impl Shim {
             Some(_) => wanted.min(LONG_FILE_PREFETCH),
         };
         let epoch = process.epoch;
-        // The deputy may have to set a signal mask first.
+        // The deputy may be busy with an internal call that sets a signal mask.
         let idle = process.threads.get_mut(&tid).filter(|thread| thread.current.is_none());
         let Some(thread) = idle else { return false };
         thread.prefetch = Some(Box::new(Prefetch { fd, length, result: result.clone(), epoch }));

@@ -44,7 +44,8 @@ const MAX_WATCH_ENTRIES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct NameTracker {
     watcher: Option<Watcher>,
-    /// Not used any more: processes share their working directory, which cannot be tracked.
+    /// No names are cached any more: processes share their working directory, which cannot be
+    /// tracked.
     is_disabled: bool,
     /// Number of scans in progress, and the numbered changes since the first of them began.
     pending_scans: usize,
@@ -181,8 +182,9 @@ fn directory_used(call: &Call, outcome: &Outcome) -> Option<(Vec<u8>, bool)> {
 }
 
 impl Shim {
-    /// A call is to be made, or was made. If it may change how paths resolve all cached names are
-    /// invalidated.
+    /// Invalidates the cached names of a process whose call, to be made or just made, may change
+    /// how its paths resolve. If the call creates a hard link, or the first process that shares its
+    /// working directory, the names of all processes are invalidated.
     pub(crate) fn invalidate_if_resolution_changes(&mut self, pid: HomePid, call: &Call) {
         let (elsewhere, by_itself) = may_change_resolution(call.nr);
         if let Some(process) = self.processes.get_mut(&pid).filter(|_| by_itself) {
@@ -247,7 +249,8 @@ impl Shim {
         if counts {
             directory.record_lookup();
         }
-        // The lookup was permitted after the directory was watched.
+        // The lookup began after the scan, so it proves that the process may still traverse the
+        // path.
         if directory.can_be_sent(current.posted_at) {
             return self.delegate_names(pid, &path);
         }
@@ -293,7 +296,8 @@ impl Shim {
     /// Takes the results of finished scans.
     pub(crate) fn collect_scans(&mut self) {
         while let Some(scanned) = self.names.watcher.as_ref().and_then(Watcher::scanned) {
-            // Changes that came before the result count as well.
+            // Changes before the result was taken are recorded first, since they apply to it as
+            // well.
             self.send_name_changes();
             self.names.pending_scans -= 1;
             let ScanReply { request: ScanRequest { pid, directory: path, generation, changes, .. }, listing } =

@@ -87,7 +87,7 @@ impl Delegations {
             watched.location_sent = true;
             notices.extend(
                 watched
-                    .shared_place(pid, *fd, shared_filesystems)
+                    .shared_file_ref(pid, *fd, shared_filesystems)
                     .map(|location| (*fd, FileNotice::Shared(Box::new(location)))),
             );
         }
@@ -96,7 +96,7 @@ impl Delegations {
 }
 
 impl crate::files::delegation::ReadDelegation {
-    fn shared_place(
+    fn shared_file_ref(
         &self,
         pid: i32,
         fd: i32,
@@ -109,7 +109,8 @@ impl crate::files::delegation::ReadDelegation {
             return None;
         }
         let device = self.device;
-        // The holder of a lock sees what others have written, but only on this node.
+        // A lock holder sees what other nodes have written, but only on the node that holds the
+        // lock.
         if is_locked(&std::fs::read_to_string("/proc/locks").ok()?, device, file.inode) {
             return None;
         }
@@ -120,7 +121,7 @@ impl crate::files::delegation::ReadDelegation {
     }
 }
 
-/// Size and times in the form of a version.
+/// Size and times in the form that a `FileVersion` has.
 fn version_of(file: &SharedFile) -> (i64, Duration, Duration) {
     let time = |(seconds, nanos): (i64, u32)| Duration::new(u64::try_from(seconds).unwrap_or(0), nanos);
     (i64::try_from(file.size).unwrap_or(i64::MAX), time(file.modified), time(file.changed))

@@ -49,7 +49,7 @@ impl TimedWorker {
         let work = move || {
             let result = operation();
             over.fetch_add(1, Ordering::Release);
-            // After the timeout it is dropped.
+            // After the timeout the result is dropped.
             let _unwanted = reply.send(result);
         };
         self.thread.as_ref()?.send(Box::new(work)).ok()?;

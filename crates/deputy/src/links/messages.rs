@@ -107,7 +107,8 @@ impl Shim {
             }
             Message::DepartureFailed(why) if holds => {
                 self.departure_failed(pid, &why);
-                // If it had sent everything it is frozen, and cannot tell whether home has decided.
+                // A guest that has sent everything is frozen, and cannot tell whether home has
+                // decided.
                 if self
                     .processes
                     .get(&pid)
@@ -169,7 +170,7 @@ impl Shim {
 
     /// The program was killed at the guest by a fault of its own, so the deputy is killed by the
     /// same signal. A program that is to dump core is fetched home first and faults again there.
-    /// That is tried once: a second report states that it cannot depart.
+    /// That is tried once: a second report means that the guest could not depart.
     pub(crate) fn handle_killed_by_signal(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if matches!(process.state, State::Away)
@@ -187,12 +188,13 @@ impl Shim {
         }
         crate::signals::coredump::prevent_core(pid.0);
         tracing::info!(%pid, signal, "the program was killed at its guest");
-        // The deputy of a thread that faults makes no call. For the whole process the tag is the
-        // pid. The first thread, which has that tid, may have exited, or be in a call that lasts.
+        // `tid` is the thread that has faulted; its deputy makes no call. If the report is about
+        // the whole process, `tid` is the pid: the first thread may have exited, or be in a call
+        // that lasts.
         let killed = self
             .with_any_thread(pid, Some(tid), |process, stopped| process.kill_by_signal(stopped, signal))
             .and_then(|done| match (done, self.processes.get_mut(&pid)) {
-                // The node may have killed the program in such a call: the signal waits for its end.
+                // No deputy thread can be stopped now: the signal takes effect when a call ends.
                 (None, Some(process)) => process.signal_when_it_wakes(signal),
                 _ => Ok(()),
             });

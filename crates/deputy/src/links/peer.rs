@@ -5,7 +5,7 @@ use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
 use tern_migrate::message::{Message, Reassembler, send};
 use tern_wire::{Link, LinkError};
 
-/// How long the last messages to a peer may take that is not needed any more.
+/// How long the last messages to a peer that is not needed any more may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A guest shim.
@@ -63,8 +63,8 @@ impl Peer {
         }
     }
 
-    /// For a peer to which no process refers: sends what is queued on its link, and tells whether it
-    /// can be removed, which closes the link.
+    /// Sends what is queued on the link of a peer to which no process refers. Returns whether the
+    /// peer can be removed, which closes the link.
     pub(crate) fn flush_and_check_removable(&mut self) -> bool {
         let since = *self.unused_since.get_or_insert_with(Instant::now);
         let Some(link) = &mut self.link else { return true };

@@ -78,7 +78,8 @@ impl Shim {
         }
     }
 
-    /// Reconnects to a lost peer, in a helper thread. Without one it is tried again on the next turn.
+    /// Reconnects to a lost peer, in a helper thread. If none can be started, the next turn tries
+    /// again.
     pub(crate) fn reconnect(&mut self, at: PeerId) {
         let (run_dir, key) = (self.start.run_dir.clone(), Arc::clone(&self.key));
         let Some(peer) = self.peers.get(at) else { return };

@@ -198,14 +198,15 @@ impl Shim {
         }
     }
 
-    /// Whether a process of this group has a deputy in a call that may last and cannot be
-    /// interrupted. Its journey home could not be completed.
+    /// Whether a process of this group has a deputy that has been in one uninterruptible call for
+    /// longer than [`MAX_BLOCKED`]. Its journey home could not be completed.
     pub(crate) fn has_long_call(&self, group: &[HomePid]) -> bool {
         group.iter().filter_map(|pid| self.processes.get(pid)).any(|one| one.is_blocked_for(MAX_BLOCKED))
     }
 
-    /// Tries to begin a journey home again a little later. A caller is refused after its time; a
-    /// process that is fetched home waits as long as the call lasts, as its threads would at home.
+    /// Tries to begin a journey home again a little later. If a caller waits for it, it fails after
+    /// [`RETRY_TIMEOUT`]. A process that is fetched home waits as long as the call lasts, as its
+    /// threads would at home.
     pub(crate) fn await_long_calls(&mut self, pid: HomePid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let task = process.task.as_ref();

@@ -1,8 +1,8 @@
 //! Draining threads: threads of a process at home whose deputy still makes their last call.
 //!
-//! Only the kernel's state of that thread knows the rest of such a call, for example how long a
-//! sleep still lasts. So the thread keeps its mailbox, and the process its reserved range, until the
-//! call ends. All else of the process is home.
+//! Only the kernel's state of that thread shows the rest of such a call, for example how long a
+//! sleep still lasts. So the thread keeps its mailbox, and the process its reserved range, until
+//! the call ends. Everything else of the process is home.
 //!
 //! ```text
 //!  call ends ─────────▶ the thread is restored with the result
@@ -78,8 +78,8 @@ impl Process {
         )
     }
 
-    /// The call of a draining thread may have finished. Then the thread is restored, or the
-    /// request for the rest of its transfer is returned.
+    /// If the call of a draining thread has finished, restores the thread, or returns the request
+    /// for the rest of its transfer.
     ///
     /// # Errors
     /// If it is gone.
@@ -102,7 +102,7 @@ impl Process {
             let rest = self.remainder_request(&registers, number, signals)?;
             return self.resume_unnoticed(stopped).map(|()| DrainOutcome::Pending(Some(Box::new(rest))));
         }
-        // No signal is forwarded from here on: there is no guest.
+        // From here on signals are delivered natively, since the thread is not draining any more.
         self.finish_drained(stopped, &draining, &registers).map(|()| DrainOutcome::Done)
     }
 
@@ -153,7 +153,8 @@ impl Shim {
     /// The call of a draining thread has finished.
     pub(crate) fn finish_draining(&mut self, tid: HomePid) {
         let Some(process) = self.process_of_thread(tid) else { return };
-        // Frozen on its way out: the result is delivered where the process is next.
+        // The process is stopped for its departure. The result is delivered at the destination, or
+        // here if the move is cancelled.
         if matches!(process.state, State::Outgoing(_)) && process.is_stopped() {
             return;
         }
@@ -191,8 +192,8 @@ impl Shim {
         }
     }
 
-    /// A thread is home with its last call, and stopped. If its process is about to leave, the thread
-    /// stays traced.
+    /// Handles a thread that was restored after its last call and is stopped. If its process is
+    /// about to leave, the thread stays traced.
     fn thread_drained(&mut self, pid: HomePid, tid: HomePid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if process.task.is_none() {

@@ -3,9 +3,9 @@
 //! They are frozen at home because a process frozen away occupies another node's memory and is lost
 //! with that node. At home its memory can be swapped out. MOSIX freezes at home too. A ptrace stop
 //! is used rather than SIGSTOP because the parent is notified of a job-control stop: a shell may
-//! take it off the foreground, or make may abort. SIGCONT from any process would end such a stop.
-//! The parent does not see a ptrace stop. SIGKILL works as ever; all other signals stay pending
-//! until the process continues. If the shim dies, the process continues.
+//! take the job off the foreground, or make may abort. SIGCONT from any process would end such a
+//! stop. The parent does not see a ptrace stop. SIGKILL works as ever; all other signals stay
+//! pending until the process continues. If the shim dies, the process continues.
 //!
 //! ```text
 //!  at home ── quiesced ───▶ Stopped ── continue ─▶ detached
@@ -76,8 +76,7 @@ impl Shim {
     }
 
     /// Keeps a process stopped that would otherwise be detached, if it is to be frozen; returns
-    /// false otherwise. With threads whose last call is pending it is frozen when the last one is
-    /// home.
+    /// false otherwise. A process with draining threads is frozen when the last of them is home.
     pub(crate) fn freeze_instead(&mut self, pid: HomePid, tid: HomePid, signal: i32) -> bool {
         match self.processes.get_mut(&pid) {
             Some(process) if process.frozen.is_some() => {

@@ -89,8 +89,8 @@ impl Shim {
     pub(crate) fn seize_group(&mut self, pid: HomePid) -> Result<Vec<HomePid>, GroupRefusal> {
         let sharers = Sharers::of(pid.0, &|pid| self.program_maps(pid)).map_err(|_gone| not_found(pid))?;
         let all: Vec<HomePid> = sharers.pids.iter().map(|pid| HomePid(*pid)).collect();
-        // If two shims each hold some of the group one must detach, so neither waits while it holds
-        // any.
+        // If two shims each hold some of the group, one of them must detach. So a shim holds none
+        // of the group while it waits.
         let own = std::process::id() as i32;
         for other in &all {
             let by = procfs::status(other.0).map_or(0, |status| status.tracer);
@@ -109,7 +109,7 @@ impl Shim {
 
     fn seize_sharers(&mut self, pid: HomePid, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
         if !sharers.objects.is_empty() {
-            // The better reason, and such memory must not be opened.
+            // Checked first: this reason says more, and such memory must not be opened.
             if let Some(why) = find_unmovable(&self.program_maps(pid.0).unwrap_or_default()) {
                 return Err((Refusal::new(RefusalKind::CannotMove, why.to_string()), false));
             }
@@ -227,7 +227,7 @@ impl Shim {
             return;
         }
         let group = self.processes_in_migration(migration);
-        // While it is not known yet, this is done again at the next turn.
+        // While the scan for other openers is pending, this is done again on each turn.
         if let Err(Unopened::Refused((refusal, is_transient))) =
             self.add_missing_sharers(&group, migration, peer)
         {
@@ -269,7 +269,7 @@ impl Shim {
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
             self.open_objects(&sharers)?;
-            // They are stopped, so their mappings exist.
+            // The processes are stopped, so their mappings exist.
             if sharers.objects.iter().any(|id| self.objects.get(*id).is_none()) {
                 return Err(shared_refusal("the memory that it shares is not found".into(), false).into());
             }
@@ -342,8 +342,8 @@ impl Shim {
     /// The processes that are away and share memory with one that is away, including itself.
     ///
     /// A child in its parent's memory does not count. Its parent cannot move before the child has
-    /// executed a program or ended. If home must act for the child before that, it comes home
-    /// alone; if both waited for each other they would wait for ever.
+    /// executed a program or ended. If home must act for the child before that, the child comes
+    /// home alone: otherwise each would wait for the other for ever.
     pub(crate) fn sharers_away(&self, pid: HomePid) -> Vec<HomePid> {
         let Some(process) = self.processes.get(&pid) else { return Vec::new() };
         let mut all = vec![pid];
@@ -364,9 +364,9 @@ impl Shim {
         all
     }
 
-    /// Has all processes that share memory with one that comes home come home too. Each is sent the
-    /// whole group, even if it got one before: a process that has forked since brings its child
-    /// along.
+    /// Has all processes that share memory with one that comes home come home too. Returns the
+    /// whole group. The caller sends it to each process, even to one that has received it before: a
+    /// process that has forked since brings its child along.
     pub(crate) fn return_with_sharers(&mut self, pid: HomePid, migration: MigrationId) -> Vec<HomePid> {
         let all = self.sharers_away(pid);
         for other in all.iter().filter(|other| **other != pid) {

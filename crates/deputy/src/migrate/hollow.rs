@@ -81,7 +81,7 @@ impl Process {
     /// track its writes if that pays, and builds the offer. It stays stopped.
     ///
     /// # Errors
-    /// If it is gone or has no free address range; it is then unchanged.
+    /// If it is gone or has no free address range. The range may be reserved already.
     pub(crate) fn prepare(&mut self, peer: PeerId, home: (NodeId, ShimId)) -> Result<Offer> {
         let pid = self.memory.pid();
         let (reserve, tracker) = self.inject(|process, injection| {
@@ -123,8 +123,8 @@ impl Process {
         self.offer(home)
     }
 
-    /// Resumes a prepared process while it is sent. If the shim has cut a transfer of one of its
-    /// threads short, it stays stopped until the rest can be transferred.
+    /// Resumes a prepared process while it is sent. If the shim has cut short a transfer of one of
+    /// its threads, the process stays stopped: the rest is transferred after the move.
     ///
     /// # Errors
     /// If it is gone.
@@ -231,8 +231,8 @@ impl Process {
     /// calls. The guest may run already; its calls wait until then.
     ///
     /// # Errors
-    /// If it is gone, or has no free file descriptor at the moment. The flag is true if it is
-    /// stopped again as it was.
+    /// If it is gone, or has no free file descriptor at the moment. The flag with the error is true
+    /// if the process is stopped again as it was.
     pub(crate) fn become_deputy(
         &mut self,
         image: &ProcessImage,
@@ -265,7 +265,7 @@ impl Process {
     }
 
     /// The number of these injections that come before those of draining threads.
-    pub(crate) fn count_home(&self, injections: &[Injection]) -> usize {
+    pub(crate) fn count_not_draining(&self, injections: &[Injection]) -> usize {
         injections.partition_point(|injection| !self.is_draining(HomePid(injection.pid())))
     }
 
@@ -292,7 +292,7 @@ impl Process {
     ) -> Result<()> {
         let memory = Memory::open(self.memory.pid())?;
         memory.write_forced(reserve.start, blob::code())?;
-        let home = self.count_home(injections);
+        let home = self.count_not_draining(injections);
         let area = self.batch_area(reserve);
         tern_image::thread::clear_kernel_pointers(&mut injections[..home], &memory, area)?;
         self.take_timers(injections, &memory, reserve)?;
@@ -364,7 +364,7 @@ impl Process {
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         image.restore(&mut HomeSpace::new(first, &memory, reserve, &[]), &memory, reserve, None)?;
         self.restore_timers(first, &memory, reserve)?;
-        let draining = injections.split_off(self.count_home(&injections));
+        let draining = injections.split_off(self.count_not_draining(&injections));
         let tids = injections.iter().map(|injection| HomePid(injection.pid()));
         let images = tids.map(|tid| thread_image(image, tid)).collect::<Result<Vec<&ThreadImage>>>()?;
         tern_image::thread::restore(&mut injections, &images, &memory, reserve.small_batch_area())?;
@@ -467,8 +467,8 @@ pub(crate) fn thread_image(image: &ProcessImage, tid: HomePid) -> Result<&Thread
     thread.ok_or_else(|| Error::Inconsistent { what: "missing in its process's image".into(), pid: tid.0 })
 }
 
-/// Has a thread under injection queue signals to itself that had been taken from it. To itself a
-/// thread may send any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
+/// Has a thread under injection queue signals to itself that had been taken from it. A thread may
+/// send itself any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
 /// namespace.
 ///
 /// # Errors

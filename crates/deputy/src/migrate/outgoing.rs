@@ -16,7 +16,8 @@ use tern_wire::Link;
 
 impl Shim {
     /// Begins to send a stopped process to a peer. The process runs while it is sent, unless it
-    /// `stays_stopped`: one that is at its first instruction is to execute that at the destination.
+    /// `stays_stopped`: one that is at its first instruction, which it is to execute at the
+    /// destination, or that joins a group which is stopped already.
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get(&pid) else { return };
@@ -47,8 +48,8 @@ impl Shim {
                 }
             }
             Err(error) => {
-                // Half prepared: detach as it is; a reserved range is only address space. If a
-                // thread is gone, but not the process, another thread executes a program.
+                // The process is detached half prepared: a reserved range is only address space. If
+                // only a thread is gone, another one executes a program, and the move begins again.
                 if error.is_gone() {
                     self.requeue_task(pid);
                 }
@@ -142,7 +143,8 @@ impl Shim {
                         return;
                     }
                     self.send_to_peer(peer, pid, &Message::Drop);
-                    // A thread is gone, but not the process: another thread has executed a program.
+                    // If only a thread is gone, another one has executed a program, and the move
+                    // begins again.
                     if matches!(&error, SendError::Process(error) if error.is_gone()) {
                         self.requeue_task(pid);
                     }
@@ -247,8 +249,9 @@ impl Shim {
         if !group.iter().filter_map(|pid| self.processes.get(pid)).all(is_ready) {
             return self.cancel_outgoing(pid, "its node reported it ready before it was sent");
         }
-        // Sent before the work here is done, for which the process would wait: its first calls wait
-        // in the link. Nothing that it does until then has an effect, so everything can be revoked.
+        // `Go` is sent before the processes become deputies, so that the guests need not wait for
+        // that. Their first calls wait in the link. Until these are performed nothing that the
+        // guests do has an effect, so everything can be revoked.
         let mut sent = Ok(());
         for pid in &group {
             // Pending signals must reach the guest before anything that may reveal that they
@@ -279,8 +282,8 @@ impl Shim {
             _ => Message::GoGroup(epochs),
         };
         let sent = sent.and_then(|()| self.peers.send(peer, pid, &go));
-        // If one cannot become a deputy, all stay and none is leaving any more; if it is gone, the
-        // others go.
+        // If one cannot become a deputy, the move of the whole group is aborted, and hand-overs
+        // made before are revoked. If one is gone, the others move.
         group.into_iter().for_each(|pid| self.make_deputy(pid));
         if sent.is_err() {
             self.peer_lost(peer);
@@ -366,8 +369,8 @@ impl Shim {
         self.continue_revocation(pid);
     }
 
-    /// Continues the revocations for which a deputy thread has to stop: one may be in a call that
-    /// was pending when the process left.
+    /// Continues the revocations for which a deputy thread has to stop: a thread may be in a call
+    /// that was pending when the process left.
     pub(crate) fn continue_revocations(&mut self) {
         let is_revoked = |process: &&Process| matches!(process.state, State::Revoked(..));
         let revoked: Vec<HomePid> = self.processes.values().filter(is_revoked).map(|one| one.pid).collect();

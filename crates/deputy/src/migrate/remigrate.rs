@@ -49,8 +49,8 @@ impl Shim {
         let State::Switching(old) = std::mem::replace(&mut process.state, State::Away) else { return };
         process.peer = old;
         process.offered_epoch = process.offered_epoch.max(process.epoch).next();
-        // It is frozen under an earlier epoch. If it is out of reach too, it receives the new one
-        // when it reports on the next link.
+        // The old guest is frozen under an earlier epoch. If it is out of reach too, it receives
+        // the new one when it reports on the next link.
         process.is_renumbered = true;
         process.epoch = process.offered_epoch;
         let epoch = process.epoch;

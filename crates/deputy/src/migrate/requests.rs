@@ -30,15 +30,16 @@ const OTHER_SHIM_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum number of times the clocks are sent to a guest shim. It keeps the fastest sample.
 const MIN_CLOCK_SAMPLES: usize = 6;
 
-/// A sample this fast is good enough: the guest's clocks lag by the transit time of the sample.
-/// Until one is, as on busy CPUs, more are sent...
+/// Sampling ends with a sample this fast: the guest's clocks lag by the transit time of the sample.
+/// On busy CPUs there may be none.
 const FAST_CLOCK_SAMPLE: Duration = Duration::from_micros(200);
 
-/// ... until this many took as long as the fastest, within a tenth, as on a slower network...
+/// Sampling also ends when this many samples took as long as the fastest, within a tenth, as on a
+/// slower network.
 const MIN_SIMILAR_SAMPLES: usize = 5;
 
-/// ... or until this time is over. With four other moves and busy shims on two CPUs, 2 of 150 runs
-/// had no sample below 2 ms within 50 ms.
+/// Sampling ends after this time in any case. With four other moves and busy shims on two CPUs, 2
+/// of 150 runs had no sample below 2 ms within 50 ms.
 const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Shim {
@@ -101,7 +102,7 @@ impl Shim {
     /// Seizes all threads of a process that runs at home.
     pub(crate) fn seize(&mut self, pid: HomePid) -> tern_tracee::Result<()> {
         if let Some(process) = self.processes.get_mut(&pid) {
-            // The threads that are home with their last call were detached.
+            // Its threads whose last calls have ended were detached.
             if matches!(process.state, State::Draining) {
                 tern_tracee::reap::with_reaper(pid.0, || seize_threads(process, true))?;
             }
@@ -183,7 +184,9 @@ impl Shim {
             (Destination::Node(node), _) => {
                 let group = match if away { Ok(vec![pid]) } else { self.seize_group(pid) } {
                     Ok(group) => group,
-                    // The shim with the lower pid seizes the whole group, unless it takes too long.
+                    // The shim with the lower pid seizes the whole group. The request is redirected
+                    // to the other shim if that has the lower pid, or does not release its process
+                    // in time.
                     Err(GroupRefusal { held_by: Some((by, other)), .. })
                         if by < std::process::id() as i32 || since.elapsed() > OTHER_SHIM_TIMEOUT =>
                     {
@@ -389,8 +392,8 @@ const NO_THREAD: &str = "home's limit on processes is reached, so that no thread
 ///
 /// One of them may execute a program meanwhile. It then takes over the process's pid as its tid, is
 /// still seized if it was before, and all other threads are gone. Once a thread is seized the shim
-/// must continue, or nothing would handle its stops. Returns false if there are other threads and
-/// the caller is not `with_reaper`; then those are left alone.
+/// must continue, or nothing would handle its stops. Without `with_reaper` this returns false if
+/// there are other threads, and leaves those alone.
 ///
 /// # Errors
 /// If the process cannot be seized, or is gone. None of its threads is seized then.

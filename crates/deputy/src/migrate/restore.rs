@@ -113,7 +113,7 @@ impl Process {
         self.threads.values().filter_map(|t| t.mailbox.as_ref()).flat_map(move |m| m.ranges_outside(reserve))
     }
 
-    /// Writes pages to its memory; the deputy does not use them.
+    /// Writes pages to its memory. No thread need be stopped, since the deputy does not use them.
     ///
     /// # Errors
     /// If they lie outside its memory.
@@ -177,7 +177,7 @@ impl Process {
             target::discard_pages(&mut space, pid, &dropped_pages)?;
         }
         image.restore(&mut space, &self.memory, reserve, None)?;
-        // Not by its pid: the first thread may have exited.
+        // Opened through the thread under injection, since the first thread may have exited.
         let memory = Memory::open(first.pid())?;
         self.restore_timers(first, &memory, reserve)?;
         self.actions.clone_from(&image.actions);
@@ -193,20 +193,21 @@ impl Process {
     pub(super) fn finish_threads(&mut self, home: Vec<RestoredThread<'_>>, last: bool) -> Result<()> {
         let pid = self.pid.0;
         let reserve = self.reserve.ok_or_else(|| Error::Inconsistent { what: "not a deputy".into(), pid })?;
-        // Other threads may be home already, and gone.
+        // Opened through one of these threads: others may be home already, and gone.
         let readable = home.first().map_or(self.memory.pid(), |home| home.injection.pid());
         let memory = Memory::open(readable)?;
         let images: Vec<&ThreadImage> = home.iter().map(|home| home.image).collect();
         let (mut injections, rest): (Vec<Injection>, Vec<_>) =
             home.into_iter().map(|home| (home.injection, (home.registers, home.pending_signals))).unzip();
-        let desk = if last { reserve.large_batch_area() } else { reserve.small_batch_area() };
-        tern_image::thread::restore(&mut injections, &images, &memory, desk)?;
+        let batch_area = if last { reserve.large_batch_area() } else { reserve.small_batch_area() };
+        tern_image::thread::restore(&mut injections, &images, &memory, batch_area)?;
         let vdso = Site::in_vdso(&memory)?;
         let count = injections.len();
         for (at, ((mut injection, image), (registers, pending_signals))) in
             injections.into_iter().zip(images).zip(rest).enumerate()
         {
-            // Draining threads may need their large mailboxes longer than this one.
+            // Its mappings stay until the reserved range is released, which draining threads still
+            // need.
             if let Some(mailbox) = self.thread(image.tid)?.mailbox.take() {
                 self.drop_mailbox(&mailbox);
             }
@@ -228,8 +229,8 @@ impl Process {
 
 impl Shim {
     /// Everything of a process has arrived: the deputy becomes the process again. Threads whose
-    /// last call is pending are draining; the requests for calls that are to be made now are
-    /// returned. The other threads are stopped.
+    /// last call is pending are draining, and the others are stopped. Returns the calls that
+    /// draining threads are to make now; none if the deputy has ended.
     ///
     /// # Errors
     /// If it is gone, or the image is invalid.

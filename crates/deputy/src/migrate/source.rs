@@ -153,7 +153,7 @@ impl MigrationSource for OutgoingSource<'_> {
 }
 
 impl Process {
-    /// These mappings without those outside of the reserved range that are not part of the program.
+    /// These mappings without Tern's own outside of the reserved range ([`Self::own_ranges`]).
     pub(crate) fn without_own_ranges(&self, mut maps: Vec<Mapping>) -> Vec<Mapping> {
         if let Some(reserve) = self.reserve {
             let own_ranges = apply::joined(self.own_ranges(reserve).collect());
@@ -169,7 +169,7 @@ impl Process {
         reserve: Reserve,
         layout: Layout,
     ) -> Result<ProcessImage> {
-        let home = self.count_home(injections);
+        let home = self.count_not_draining(injections);
         let numbers = injections[..home].iter().map(|injection| {
             let tid = HomePid(injection.pid());
             (tid, self.threads.get(&tid).map_or(0, |thread| thread.own_tid))

@@ -126,8 +126,8 @@ impl Process {
         }
         let whole = current.partial.is_none() && sync.partial.is_none();
         if interrupted && whole && has_no_timeout(&current.request.call) {
-            // The kernel can make the call anew, natively, without losing anything. But the program
-            // is in the call: a signal that arrives now must interrupt it before its handler runs.
+            // The kernel can make the call anew, natively, without losing anything. ERESTARTNOHAND,
+            // since a handler that runs first must end the call with EINTR.
             thread.current = None;
             registers.rax = restart::NOHAND.cast_unsigned();
             return Ok(CallResolution::Registers(stopped, registers));
@@ -231,7 +231,7 @@ pub(crate) fn deliver_piece(
         return Ok(Some(partial));
     }
     if let Some(before) = before {
-        // The saved arguments are found by the call number.
+        // `restore_arguments` needs the call number, which `deliver_result` may clear.
         let after = registers.orig_rax;
         registers.orig_rax = before_call.orig_rax;
         registers.rax = before.total_result(registers.rax.cast_signed()).cast_unsigned();
@@ -254,12 +254,14 @@ fn carries_mask(memory: &Memory, registers: &Registers) -> bool {
     gathered.is_ok_and(|gathered| gathered.call.mask().is_some())
 }
 
-/// Whether a call waits, perhaps with a timeout that could have partly elapsed.
+/// Whether a call may have a timeout that has partly elapsed. True for all calls that wait, except
+/// where [`has_no_timeout`] holds.
 fn may_have_timeout(call: &tern_syscall::Call) -> bool {
     tern_syscall::row(call.nr).is_some_and(|row| row.wait.is_some()) && !has_no_timeout(call)
 }
 
-/// Whether a call that was interrupted has no timeout that could have partly elapsed.
+/// Whether a call that takes a relative timeout is made without one, so that none can have partly
+/// elapsed. False for calls that take no relative timeout.
 fn has_no_timeout(call: &tern_syscall::Call) -> bool {
     use tern_syscall::{Arg, Timeout};
     let Some(wait) = tern_syscall::row(call.nr).and_then(|row| row.wait) else { return false };

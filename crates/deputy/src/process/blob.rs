@@ -96,8 +96,8 @@ pub(crate) fn after_call() -> u64 {
     offset(&raw const tern_blob_called)
 }
 
-/// Whether the blob, stopped at this offset, has neither begun a call nor a result still to store:
-/// a request in the mailbox is still to be begun. This includes the code that wakes the waiter for
+/// Whether the blob, stopped at this offset, is in no call and has no result left to store, so that
+/// a request in the mailbox has not been begun. This includes the code that wakes the waiter for
 /// the previous result, since the next request may already be there.
 pub(crate) fn is_between_calls(at: u64) -> bool {
     at <= call_site() || offset(&raw const tern_blob_done) <= at && at < offset(&raw const tern_blob_end)

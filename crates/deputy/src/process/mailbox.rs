@@ -139,7 +139,8 @@ impl Mailbox {
         let make = &mut |nr, args| injection.call(nr, args);
         let (memory, _) = map_shared(make, pid, name, len, first.at, true)?;
         if !first.is_in(reserve) {
-            // A child has one thread, with its mailbox in the reserved range.
+            // Children need none of these: a child has one thread, with its mailbox in the reserved
+            // range.
             let dont_fork = [first.at, len as u64, libc::MADV_DONTFORK as u64, 0, 0, 0];
             injection.must("keep mailboxes out of children", libc::SYS_madvise, dont_fork)?;
         }
@@ -165,7 +166,7 @@ impl Mailbox {
         own.into_iter().chain(self.large_range())
     }
 
-    /// The one of these ranges that is for large calls.
+    /// The address range of the mapping for large calls.
     pub(crate) fn large_range(&self) -> Option<(u64, u64)> {
         self.data.large.as_ref().map(|(memory, at)| (*at, at + memory.len() as u64))
     }
@@ -192,7 +193,7 @@ impl Mailbox {
         }
         let (pid, name) = (injection.pid(), reserve.scratch());
         tern_tracee::Memory::open(pid)?.write(name, MEMFD_NAME)?;
-        // Where the program, which may map memory elsewhere in the meantime, will have nothing.
+        // The hint is far from the addresses at which the program may map memory away meanwhile.
         let hint = Reserve::HINT + (1 << 32);
         let (memory, at) =
             map_shared(&mut |nr, args| injection.call(nr, args), pid, name, size, hint, false)?;
@@ -262,8 +263,8 @@ impl Mailbox {
         shared_memory::wait_while(state, REQUEST, Some(INLINE_WAIT_TIMEOUT)) == DONE
     }
 
-    /// Has the main loop woken when the call finishes. Without a thread that waits, the main loop
-    /// must look by itself ([`Self::needs_polling`]).
+    /// Has a waiter thread wake the main loop when the call finishes. If none can be started, the
+    /// main loop must poll ([`Self::needs_polling`]).
     pub(crate) fn wake_when_done(&mut self) {
         if self.waiter.is_none() {
             self.waiter = self.start_waiter().ok();
@@ -300,7 +301,7 @@ impl Mailbox {
     /// Takes the result of a call that has finished.
     pub(crate) fn collect(&mut self, layout: &MailboxLayout, partial: Option<Partial>) -> Outcome {
         let mut ret = self.result();
-        // Also if a signal ended it: a write or receive then returns the count moved so far.
+        // If a signal ended the rest of a transfer, the result is the count moved before.
         if let Some(partial) = partial {
             ret = partial.total_result(ret);
         }
@@ -310,8 +311,8 @@ impl Mailbox {
         outcome
     }
 
-    /// Takes the result of a call interrupted by a signal: what the kernel returned, which the
-    /// deputy could not store itself.
+    /// Takes the result of a call that a signal has interrupted: `ret`, which the kernel returned
+    /// and the deputy was stopped before storing.
     pub(crate) fn collect_interrupted(
         &mut self,
         layout: &MailboxLayout,
@@ -386,7 +387,7 @@ fn map_shared(
     };
     let number =
         must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
-    // By the pid of the thread that created it: the first one may have exited.
+    // Through the thread that created it, since the first thread may have exited.
     let path = format!("/proc/{pid}/fd/{number}");
     let memory = std::fs::File::options().read(true).write(true).open(path);
     let memory = memory.and_then(|memory| memory.set_len(size as u64).map(|()| memory));

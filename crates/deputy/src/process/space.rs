@@ -151,14 +151,14 @@ impl InjectedSpace for HomeSpace<'_> {
         if let [(nr, args)] = calls {
             return Ok(vec![self.injection.call(*nr, *args)?]);
         }
-        // Not by its pid: the first thread may have exited.
+        // Opened through the thread under injection, since the first thread may have exited.
         let memory = Memory::open(self.injection.pid())?;
         run_calls(self.injection, &memory, self.batch_area, calls, &mut wait_briefly)
     }
 
-    /// Maps files by their names, or those that the shim has open. Most files are mapped already,
-    /// since the skeleton of the address space stays at home; this is for files that were mapped or
-    /// moved away.
+    /// Maps each file from the descriptor that the shim has open, or else by its name. Most files
+    /// are mapped already, since the skeleton of the address space stays at home. This is for files
+    /// that were mapped, or whose mappings were moved, while the process was away.
     fn map_files(&mut self, regions: &[Region]) -> Result<()> {
         for region in regions {
             let Backing::File { file, offset } = region.backing else { continue };
@@ -180,7 +180,8 @@ impl HomeSpace<'_> {
         let given = self.pass_descriptor(number)?;
         let name = String::from_utf8_lossy(&file.path).into_owned();
         let fd = given.map_or_else(|| self.open(file), Ok)?;
-        // A descriptor that was passed was found by device and inode, or has the same content.
+        // A descriptor that the shim passed needs no check: its file was found by device and inode,
+        // or has the same content.
         let same = given.is_some()
             || std::fs::metadata(format!("/proc/{pid}/fd/{fd}"))
                 .is_ok_and(|m| m.ino() == file.inode && m.size() == file.size);

@@ -17,7 +17,8 @@ use tern_syscall::{Arg, Arguments, Shape};
 use tern_tracee::registers::restart;
 
 impl Shim {
-    /// Fetches a process home for a call that is only correct there. The caller repeats the call.
+    /// Fetches a process home for a call that is only correct there. The guest thread repeats the
+    /// call.
     pub(crate) fn redirect_home(&mut self, tid: HomePid, pid: HomePid, request: &CallRequest) {
         let name = tern_syscall::row(request.call.nr).map_or("a call", |row| row.name);
         self.fetch_home(pid, &format!("shared memory: {name} is made at home only"));
@@ -26,8 +27,9 @@ impl Shim {
         self.send(tid, &Message::Result(Box::new(again)));
     }
 
-    /// If a call accesses, at home, memory whose current content is away: the process to fetch home
-    /// first. That is the caller, unless it has only inherited the descriptor; then another sharer.
+    /// The process to fetch home first, if a call accesses, at home, memory whose current content
+    /// is away. That is the caller, unless it has only inherited the descriptor; then another
+    /// sharer.
     pub(crate) fn sharer_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
         // A close counts: it usually precedes telling another process that the file is written.
         const TOUCHING: [i64; 22] = [
@@ -65,7 +67,7 @@ impl Shim {
         let descriptors = call.args.iter().zip(shapes).filter(|(_, shape)| matches!(shape, Shape::Fd));
         let touched = descriptors.into_iter().find_map(|(arg, _)| {
             let Arg::Value(fd) = arg else { return None };
-            // Not by its pid: the first thread may have exited.
+            // Through the thread by which memory is read, since the first thread may have exited.
             let link = format!("/proc/{}/fd/{}", process.memory.pid(), *fd as i32);
             let inode = file_id(Path::new(&link))?;
             self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
@@ -75,9 +77,9 @@ impl Shim {
         sharer.map(|process| process.pid)
     }
 
-    /// If by this call a process that is away ends or executes a program, and it is the last one
-    /// away that has the content of some shared memory: the process, to be fetched home first.
-    /// Otherwise the content would be lost with its guest.
+    /// The calling process, to be fetched home first, if by this call it ends or executes a
+    /// program, and it is the last one away that has the content of some shared memory. Otherwise
+    /// that content would be lost with its guest.
     pub(crate) fn last_holder_to_fetch(&mut self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
         const ALL: [i64; 3] = [libc::SYS_exit_group, libc::SYS_execve, libc::SYS_execveat];
         let nr = i64::from(request.call.nr);
@@ -88,7 +90,7 @@ impl Shim {
         if process.in_parent_memory || nr == libc::SYS_exit && process.live_threads().count() > 1 {
             return None;
         }
-        // Processes that end at the same time do not count for each other.
+        // A process that is already in such a call does not count: its content is lost as well.
         let ends = |process: &Process| {
             let mut calls = process.threads.values().filter_map(|thread| thread.current.as_ref());
             calls.any(|current| ALL.contains(&i64::from(current.request.call.nr)))
@@ -108,7 +110,7 @@ impl Shim {
         alone.into_iter().any(|id| !self.is_unreachable(id, pid, exits)).then_some(pid)
     }
 
-    /// Whether an object can be reached by no process once this one does not map it, or has exited:
+    /// Whether no process can reach an object once this process does not map it, or has exited:
     /// anonymous memory; or an unlinked file that no other process has open (a Java machine unlinks
     /// its own before it ends).
     fn is_unreachable(&mut self, id: ObjectId, pid: HomePid, exits: bool) -> bool {

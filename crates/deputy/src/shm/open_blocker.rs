@@ -6,7 +6,7 @@
 //!
 //! * for reading only, since some programs open the files of all others (each Java machine does
 //!   when it starts);
-//! * by shims, while everything else waits for them;
+//! * by shims, since other processes wait for them;
 //! * by processes that this shim traces: it may be about to stop them, and [`super::access`]
 //!   checks their calls.
 //!
@@ -33,8 +33,9 @@ use tern_tracee::procfs;
 /// How long an open is blocked at most. Less than the time after which a guest without contact to
 /// home is suspended: home may be waiting for the blocked process, to stop it.
 const MAX_BLOCK_TIME: Duration = Duration::from_secs(3);
-/// The same for a process that another shim traces. That shim may be waiting for the process, with
-/// its whole family, and this shim perhaps for a process that is blocked there meanwhile.
+/// The same for a process that another shim traces. That shim may be waiting for the process to
+/// stop, and its whole family with it. And this shim may be waiting for a process that the other
+/// shim blocks in the same way.
 const MAX_TRACED_BLOCK_TIME: Duration = Duration::from_millis(300);
 /// How often the thread checks for opens that were blocked long enough.
 const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -191,7 +192,8 @@ impl Shim {
         }
     }
 
-    /// Fetches the processes home that blocked opens wait for, and lets an open pass when they are.
+    /// Fetches home the processes for which blocked opens wait, and lets each open pass when they
+    /// are home.
     pub(crate) fn release_blocked_opens(&mut self) {
         let Some(thread_state) =
             self.open_blocker.as_ref().map(|open_blocker| Arc::clone(&open_blocker.thread_state))

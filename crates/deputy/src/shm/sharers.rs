@@ -117,8 +117,8 @@ pub(crate) struct OpenerScan {
 const OPENER_TIMEOUT: Duration = Duration::from_millis(30);
 
 impl Shim {
-    /// The mappings that the program of a process at home has made. A process that has come home
-    /// with a pending call also has mailboxes.
+    /// The mappings that the program of a process at home has made. The mailboxes of a process that
+    /// has come home with a pending call are left out.
     pub(crate) fn program_maps(&self, pid: i32) -> tern_tracee::Result<Vec<Mapping>> {
         let maps = procfs::smaps(procfs::live_thread(pid))?;
         Ok(match self.processes.get(&HomePid(pid)) {
@@ -130,7 +130,7 @@ impl Shim {
     /// A process other than `these` that has one of these files open.
     pub(crate) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
         let running = self.opener_scan.take_if(|scan| scan.files == files && scan.these == these);
-        // Only the first question waits: the main loop serves others.
+        // Only the call that starts a scan waits for its result, so that the main loop goes on.
         let timeout = if running.is_some() { Duration::ZERO } else { OPENER_TIMEOUT };
         let scan = running.or_else(|| {
             let (wanted, left_out) = (files.clone(), these.clone());

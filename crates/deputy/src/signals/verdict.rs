@@ -1,8 +1,9 @@
 //! The kernel's verdict on each signal that reaches a deputy.
 //!
 //! The deputy has the program's signal actions, except for handlers: those are set to the default
-//! action, and only this shim's record shows the handler, which runs at the guest. So a deputy that
-//! is resumed with its signal is treated by the kernel as the program would be: the signal is
+//! action, and only this shim's record shows the handler, which runs at the guest. (The handler of
+//! a signal that is ignored by default stays installed, and never runs in the deputy.) So a deputy
+//! that is resumed with its signal is treated by the kernel as the program would be: the signal is
 //! ignored, or stops or kills it.
 //!
 //! If a signal interrupts a call, the stop shows the kernel's restart code. With `orig_rax` set to
@@ -159,8 +160,8 @@ impl Process {
     }
 
     /// Resumes a deputy from a stop that its program must not notice. The kernel restarts most
-    /// interrupted calls by itself; those that it fails with EINTR are made again, with the rest of
-    /// their timeout.
+    /// interrupted calls by itself. A transfer that was cut short is continued, and a call that the
+    /// kernel fails with EINTR is made again, with the rest of its timeout.
     ///
     /// # Errors
     /// If it is gone.
@@ -203,8 +204,8 @@ impl Process {
 
 impl Process {
     /// A recvmmsg that was interrupted after its first message leaves EINTR pending on the socket,
-    /// as the error of the next call. Has the deputy read that error, so that the rest does not get
-    /// it.
+    /// as the error of the next call. Has the deputy read that error, so that the call for the rest
+    /// does not return it.
     fn clear_socket_error(&mut self, stopped: Stopped, socket: u64) -> Result<Stopped> {
         // The blob has a stack and does not use it.
         let value = stopped.registers()?.rsp - 128;
@@ -224,9 +225,9 @@ pub(crate) fn fails_with_eintr(nr: u32) -> bool {
     wait.is_some_and(|w| matches!(w.interrupted, Interrupted::Eintr | Interrupted::EintrIfSocketTimeout))
 }
 
-/// Repairs the registers of a process that the shim has interrupted at home, before it leaves: a
-/// call that failed with EINTR only because of that is made again. Its timeout starts anew, since
-/// only the kernel knew how much of it remained.
+/// Repairs the registers of a thread at home after a stop that the program must not notice. A call
+/// that failed with EINTR only because of that stop, or that only restart_syscall could continue,
+/// is made again. Its timeout starts anew, since only the kernel knew how much of it remained.
 pub(crate) fn repair_interrupted_call(registers: &mut Registers) {
     if registers.restart_from_start() {
         return;

@@ -42,13 +42,13 @@ impl Shim {
                     self.handle_error(tid, &error);
                 }
             }
-            // A child or new thread whose parent's own stop, which reports it, is still to come.
+            // A new child or thread. The stop of its parent, which reports it, is still to come.
             WaitEvent::Stopped(stopped) => drop(self.early_stops.insert(tid.0, stopped)),
             WaitEvent::Exited(_) | WaitEvent::Killed(..) => {
                 self.early_stops.remove(&tid.0);
                 self.finish_fork(tid);
                 if self.processes.contains_key(&tid) {
-                    // For the first thread the kernel reports this last.
+                    // The kernel reports the exit of the first thread after those of all others.
                     self.process_exited(tid);
                 } else if let Some(process) = self.process_of_thread(tid) {
                     process.thread_exited(tid);
@@ -114,7 +114,7 @@ impl Shim {
             }
             _ => stopped.resume(0)?,
         }
-        // At this stop the kernel has dropped the pending interrupt request.
+        // At this stop the kernel has dropped the pending interrupt request, so it is made again.
         let runs = |process: &mut Process| process.threads.get(&tid).is_some_and(|t| t.stopped.is_none());
         if wanted && self.process_of_thread(tid).is_some_and(runs) {
             interrupt_thread(tid)?;
@@ -122,8 +122,8 @@ impl Shim {
         Ok(())
     }
 
-    /// A process at home has created a thread; or, with odd clone flags, a child, which is not
-    /// traced.
+    /// Handles the clone event of a process at home: a new thread or, with unusual clone flags, a
+    /// child, which is not traced.
     fn handle_new_thread(&mut self, pid: HomePid, stopped: &Stopped) -> Result<()> {
         let tid = HomePid(stopped.message()? as i32);
         if self.process_of_thread(tid).is_some() {

@@ -11,10 +11,11 @@
 //!   returns to the main loop ([`Quiesced::Blocked`]). The request stays pending. When the thread
 //!   wakes, its stop is a wait status like any other, and the caller tries again.
 //!
-//! To wait for a deputy in an fsync of 25 s would delay each call of its relatives by up to 23 s.
+//! Waiting for a deputy in an fsync of 25 s delayed each call of its family by up to 23 s.
 //!
-//! A request that a FUSE server has read is interruptible until the first interrupt, and then not.
-//! So the state of a thread does not show beforehand whether it can be stopped.
+//! A thread that waits for a FUSE server to answer a request is interruptible until it is first
+//! interrupted, and then not. So the state of a thread does not show beforehand whether it can be
+//! stopped.
 
 use crate::process::thread::Thread;
 use crate::process::{Process, State};
@@ -71,9 +72,9 @@ impl Shim {
     }
 
     /// Stops all threads of a process that runs at home. Signals are delivered meanwhile as if it
-    /// were not traced. The process counts as gone if it is not traced any more, or is already
-    /// doing what comes next: a departing process that executes a program begins its move again by
-    /// itself. If a thread is in an uninterruptible sleep, the others stay stopped.
+    /// were not traced. The process counts as gone if it is frozen, away or not traced any more, or
+    /// if it was departing and has executed a program, which begins its move again. If a thread is
+    /// in an uninterruptible sleep, the others stay stopped.
     ///
     /// # Errors
     /// If a thread cannot be waited for.
@@ -103,8 +104,9 @@ impl Shim {
                     gone.push(thread.tid);
                 }
             }
-            // No more is reported of threads whose exit was reaped already. The first thread also looks
-            // like that while another one, which executes a program, takes over the pid.
+            // The kernel reports nothing more about a thread whose exit was reaped already. The
+            // first thread also looks like one while another, which executes a program, takes over
+            // the pid.
             gone.retain(|tid| procfs::status(tid.0).map_or(true, |s| s.has_exited() && s.tracer == 0));
             gone.retain(|tid| *tid != pid || !procfs::is_alive(pid.0));
             for tid in &gone {
@@ -194,7 +196,7 @@ impl Shim {
             };
             let (tid, is_asked) = (awaited.tid, awaited.stop_wanted);
             if !is_asked {
-                // It is new, or did something for the shim meanwhile.
+                // It is new, or other work of the shim has resumed it meanwhile.
                 self.interrupt_all(pid)?;
             }
             if !self.poll_for_stop(tid, &mut polls)? {
@@ -257,8 +259,8 @@ impl Shim {
             if !std::mem::replace(&mut thread.stop_wanted, true) {
                 stop::interrupt(tid.0)?;
             }
-            // A request to a FUSE server is such a sleep only once it is interrupted. Then another
-            // thread is tried.
+            // A thread that waits for a FUSE server enters such a sleep only when it is
+            // interrupted. Then another thread is tried.
             if !self.poll_for_stop(tid, &mut polls)? && candidate.is_none() {
                 return Ok(None);
             }

@@ -32,7 +32,7 @@ impl Shim {
         self.when_stopped(pid, WhenStopped::Release);
     }
 
-    /// Does this as soon as all threads of a process at home have stopped.
+    /// Does `then` as soon as all threads of a process at home have stopped.
     pub(crate) fn when_stopped(&mut self, pid: HomePid, then: WhenStopped) {
         let Some(process) = self.processes.get_mut(&pid) else { return then.refuse_gone(pid) };
         process.when_stopped = Some((then, Instant::now()));
@@ -49,7 +49,8 @@ impl Shim {
     fn continue_stop(&mut self, pid: HomePid) {
         let Some(process) = self.processes.get(&pid) else { return };
         let Some((then, since)) = &process.when_stopped else { return };
-        // One that is only to be released runs until then, if possible.
+        // A process that is only to be released runs on while a thread cannot be stopped, for a
+        // limited time.
         if matches!(then, WhenStopped::Release)
             && since.elapsed() < RETRY_TIMEOUT
             && process.cannot_stop_now()
@@ -77,7 +78,8 @@ impl Shim {
             Ok(Quiesced::Blocked) => process.when_stopped = Some((then, since)),
             Err(error) => {
                 self.handle_error(pid, &error);
-                // A thread may be gone, as when another one executes a program; not the process.
+                // Perhaps only a thread is gone, as when another one executes a program, and the
+                // process lives.
                 match self.processes.get_mut(&pid) {
                     Some(process) if since.elapsed() < MAX_BLOCKED => {
                         process.when_stopped = Some((then, since));
@@ -103,8 +105,8 @@ impl Shim {
         }
     }
 
-    /// The process is gone, or has executed a program: then it is frozen, or has left, where that
-    /// begins.
+    /// Handles a process that is gone or has executed a program. In the second case its exec stop
+    /// has already frozen it or begun its departure.
     fn not_stopped(&mut self, pid: HomePid, then: WhenStopped) {
         match then {
             WhenStopped::Leave(..) => {

@@ -42,8 +42,8 @@ impl ClockScope {
 }
 
 impl Process {
-    /// The reading of one of its clocks, as its program sees it, as of the guest's last report. The
-    /// home part of a clock that is gone is zero.
+    /// The reading of one of its clocks, as its program sees it, as of the guest's last report. If
+    /// the thread or process is gone at home, the home part is zero.
     pub(crate) fn read_clock(&self, clock: CpuClock) -> u64 {
         let pid = self.pid.0;
         let away = match clock.thread {
@@ -79,8 +79,8 @@ impl Process {
         }
     }
 
-    /// Its soft and hard limit on CPU time. They are cached, since other processes may set them
-    /// too.
+    /// Its soft and hard limit on CPU time. Cached, but not for long, since other processes may set
+    /// them too.
     fn cpu_limits(&mut self) -> [Option<u64>; 2] {
         if self.cpu_limits.is_none_or(|(_, read)| read.elapsed() > MAX_LIMITS_AGE) {
             self.cpu_limits = Some((timers::cpu_limits(self.pid.0).unwrap_or_default(), Instant::now()));
@@ -111,7 +111,8 @@ impl Process {
                 due.push(DueSignal::Signal(libc::SIGKILL));
             }
             [Some(soft), hard] if used >= soft.max(1).saturating_mul(SECOND) => {
-                // Then once a second: the kernel moves the soft limit on.
+                // As in the kernel, which raises the soft limit each time, the signal comes once a
+                // second.
                 let next =
                     Rlimit { current: Some(used / SECOND + 1).min(hard.or(Some(u64::MAX))), maximum: hard };
                 self.cpu_limits = None;

@@ -6,11 +6,11 @@
 //! time used away, which that kernel does not know.
 //!
 //! The shim, as tracer, sees the exit of a deputy before the parent can wait for it. The guest
-//! reports its CPU time before it requests its exit or reports that it was killed. (One that is
-//! killed at home has reported within the last second.) The time is kept with the parent until the
-//! call that reaps the child has been made; while the parent is away nothing else reaps. Whether a
-//! wait has reaped does not always follow from its result (WNOWAIT, or no buffer given), so a child
-//! that has ended and is no zombie any more counts as reaped.
+//! reports its CPU time before it requests its exit or reports that it was killed. (If the deputy
+//! is killed at home, the last report is at most a second old.) The time is kept with the parent
+//! until the call that reaps the child has been made; while the parent is away nothing else reaps.
+//! Whether a wait has reaped does not always follow from its result (WNOWAIT, or no buffer given),
+//! so a child that has ended and is no zombie any more counts as reaped.
 
 use crate::process::Process;
 use crate::shim::Shim;

@@ -10,9 +10,10 @@
 //! simpler to set, but its signal would exist in that kernel only: a wait at home would not receive
 //! it, and a blocked one would have to be carried along by each move.
 //!
-//! Calls that query timers are answered from the table. Creating and deleting them, which assigns
-//! and frees their ids, is done by home's kernel. At home, or in a new program (in which those of
-//! timer_create are deleted, as by the kernel), they run in the kernel again with the time left.
+//! Calls that set or query timers are answered from the table. Creating and deleting them, which
+//! assigns and frees their ids, is done by home's kernel. At home, or in a new program (in which
+//! those of timer_create are deleted, as by the kernel), they run in the kernel again with the time
+//! left.
 //!
 //! A timer never fires early, but late by the round trip home. Periods that end meanwhile are one
 //! signal and count as overrun, as they do while a signal is pending.

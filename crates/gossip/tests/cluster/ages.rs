@@ -40,10 +40,10 @@ fn ages_match_the_model_when_steps_are_spread() {
     check_ages_against_the_model(Phases::Spread);
 }
 
-/// For windows of half the cluster the model's worst age is off, and so is that of the published
-/// algorithm. It is written here a second time without any of our code, as plainly as possible. Our
-/// ages are a little lower, because the receiver's own entry is left out; when the plain one leaves
-/// it out too, they agree.
+/// For windows of half the cluster the model's worst age is too low, for the published algorithm as
+/// well as for ours. The published one is written here a second time without any of our code, as
+/// plainly as possible. Our ages are a little lower than its ages, because we leave out the
+/// receiver's own entry; when the plain algorithm leaves it out too, the ages agree.
 #[test]
 fn published_algorithm_deviates_from_the_model_alike() {
     for nodes in [24usize, 32, 64] {

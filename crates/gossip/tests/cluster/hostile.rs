@@ -22,7 +22,7 @@ fn real_messages(seed: u64) -> Vec<Vec<u8>> {
 }
 
 /// Checks that a node stays within its limits, whatever it received.
-fn still_well(gossip: &mut Gossip, now: u64) {
+fn check_limits(gossip: &mut Gossip, now: u64) {
     for _ in 0..4 {
         if let Some((to, message)) = gossip.tick(now) {
             assert!((1..=12).contains(&to.0));
@@ -52,7 +52,7 @@ fn flipped_bits_are_harmless() {
                 let gossip = &mut cluster.node(2).gossip;
                 let _refused = gossip.receive(now, from, &bytes);
             }
-            still_well(&mut cluster.node(2).gossip, now);
+            check_limits(&mut cluster.node(2).gossip, now);
         }
     }
 }
@@ -65,7 +65,7 @@ proptest! {
         for (from, now, mut bytes) in messages {
             bytes.insert(0, tern_gossip::VERSION);
             let _refused = gossip.receive(now, NodeId(from % 14), &bytes);
-            still_well(&mut gossip, now);
+            check_limits(&mut gossip, now);
         }
     }
 }

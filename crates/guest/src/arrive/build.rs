@@ -58,7 +58,7 @@ pub(crate) struct Arriving {
 /// replacement for its home's vDSO, if that differs from this node's.
 ///
 /// # Errors
-/// With the sentence for home, if the process must be declined.
+/// With the reason to send home, if the process must be declined.
 pub(crate) fn check_offer(
     offer: &Offer,
     ours: &Machine,
@@ -85,8 +85,8 @@ pub(crate) fn check_offer(
     if theirs.cpu_flags != ours.cpu_flags || theirs.xstate_len != ours.xstate_len {
         return Err("the processor here has other features than home's".into());
     }
-    // A feature that is disabled on the kernel command line is missing in its list, but CPUID
-    // reports it.
+    // A feature that is disabled on the kernel command line is missing in the kernel's list, but
+    // CPUID reports it.
     if theirs.cpuid != ours.cpuid {
         return Err("CPUID here reports other features than home's".into());
     }
@@ -196,8 +196,8 @@ impl Arriving {
         let mut space =
             GuestSpace { injection, listener: &listener, cache, files: &layout.files, batch_area };
         apply(&mut space, layout, (reserve, self.foreign_vdso.as_ref()), &mut self.mapped_files)?;
-        // Shared memory that was unmapped at an earlier node still goes home with the process.
-        // Memory that was unmapped at home while it was sent does not.
+        // Shared memory that the program unmapped on an earlier node still goes home with the
+        // process. Shared memory that it unmapped at home during the transfer does not.
         let live: HashSet<_> =
             layout.files.iter().filter(|f| f.is_object).map(|f| (f.device, f.inode)).collect();
         self.mapped_files.retain(|_, file| !file.is_object || live.contains(&(file.device, file.inode)));
@@ -258,7 +258,7 @@ impl Arriving {
         target::write_pages(memory, runs, bytes)
     }
 
-    /// Receives a piece of shared memory, which is otherwise empty.
+    /// Receives a piece of the content of shared memory, which is created empty.
     ///
     /// # Errors
     /// If its address space maps no such memory.

@@ -58,7 +58,7 @@ impl Shim {
         if self.sandbox.is_none() {
             let Some(offsets) = self.clocks.offsets() else { anyhow::bail!("home has not sent its clocks") };
             let sandbox = Sandbox::create(self.identity.0, self.identity.1, offsets)?;
-            // The helper has no child yet, so all guests inherit the group.
+            // The helper has no child yet, so all guests inherit its control group.
             if let Err(error) = tern_cgroup::guests::enter(sandbox.helper(), self.start.guest_cpus) {
                 tracing::warn!(%error, "these guests have no control group of their own; see tern doctor");
             }
@@ -69,12 +69,12 @@ impl Shim {
     }
 
     pub(crate) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
-        let handle_offer = match self.guests.get(&pid).map(|guest| &guest.process) {
+        let epoch = match self.guests.get(&pid).map(|guest| &guest.process) {
             Some(process) if matches!(process.state, State::Arriving(_)) => process.epoch,
             _ => return,
         };
         self.kill(pid);
-        self.send_home(pid, &Message::Declined(handle_offer, why.into()));
+        self.send_home(pid, &Message::Declined(epoch, why.into()));
     }
 
     /// The arriving process that has this thread, once its image has arrived.
@@ -83,7 +83,8 @@ impl Shim {
         self.guests.iter().find(|(_, guest)| has(guest)).map(|(pid, _)| *pid)
     }
 
-    /// Receives a part of an arriving process. Replies go to `source` if another node sends it.
+    /// Receives a part of an arriving process. Replies go to `source` if another node sends it, and
+    /// home otherwise.
     pub(crate) fn receive_part(
         &mut self,
         arrived: ReceivedMessage,
@@ -98,7 +99,7 @@ impl Shim {
         }
         let Some(guest) = self.guests.get_mut(&pid).map(|guest| &mut guest.process) else { return Ok(()) };
         let State::Arriving(arriving) = &mut guest.state else { return Ok(()) };
-        let bytes_at = arrived.bytes();
+        let bytes = arrived.bytes();
         match &arrived.message {
             Message::Threads(numbers) => arriving.receive_tids(numbers)?,
             Message::Space(layout) => {
@@ -114,13 +115,13 @@ impl Shim {
             }
             Message::File { file, offset } => {
                 let had_listener = arriving.listener().is_some();
-                arriving.receive_file(*file, *offset, bytes_at, &guest.memory, &mut self.cache)?;
+                arriving.receive_file(*file, *offset, bytes, &guest.memory, &mut self.cache)?;
                 share_listener(self.sandbox.as_ref(), arriving, had_listener)?;
                 create_threads(self.sandbox.as_ref(), arriving, &guest.memory)?;
             }
-            Message::Pages(runs) => arriving.receive_pages(runs, bytes_at, &guest.memory)?,
+            Message::Pages(runs) => arriving.receive_pages(runs, bytes, &guest.memory)?,
             Message::Object { file, offset } => {
-                arriving.receive_object(*file, *offset, bytes_at, &self.cache)?;
+                arriving.receive_object(*file, *offset, bytes, &self.cache)?;
             }
             Message::DiscardPages(runs) => arriving.discard_pages(runs, &self.cache)?,
             Message::Image(image, sync) => {
@@ -135,8 +136,9 @@ impl Shim {
         Ok(())
     }
 
-    /// Starts these guests, which share memory and have all arrived. All are begun before the first
-    /// is reported, so that a link that breaks during a report ends none of them.
+    /// Starts these guests, which share memory and have all arrived. All become guests before the
+    /// first is reported as running: a report may find the link broken, and that ends guests that
+    /// are still arriving.
     pub(crate) fn start_group(&mut self, epochs: &[(HomePid, tern_ids::Epoch)]) {
         let result: Vec<_> = epochs.iter().map(|(pid, epoch)| self.begin_epoch(*pid, *epoch)).collect();
         for ((pid, epoch), result) in epochs.iter().zip(result) {
@@ -162,8 +164,8 @@ impl Shim {
         let Some(guest) = self.guests.get_mut(&pid) else { return Ok(None) };
         let arriving = match std::mem::replace(&mut guest.process.state, State::Running) {
             State::Arriving(arriving) => arriving,
-            // It was sent on to a node that was lost after home had decided for that node. It
-            // continues here with a new epoch.
+            // It was sent onward, and the next node was lost after home had decided for that node.
+            // The guest continues here with a new epoch.
             State::Frozen => {
                 guest.process.epoch = epoch;
                 guest.continue_here()?;
@@ -178,7 +180,8 @@ impl Shim {
         };
         let frozen_since = arriving.frozen_since();
         let wall = guest.install_image(*arriving, epoch)?;
-        // Near zero on nodes whose clocks are kept by NTP, so the loop can afford the wait.
+        // The wait is near zero on nodes whose clocks NTP synchronises, so it may block the main
+        // loop.
         let _it_was_judged_when_its_image_came = wall::wait_until(wall);
         Ok(Some(frozen_since))
     }
@@ -195,7 +198,8 @@ impl Shim {
         self.send_home(pid, &Message::Running(epoch, frozen_us));
         for (tid, host, mask) in threads {
             self.register_thread(pid, tid, host);
-            // The mask that the previous epoch reported may have arrived too late to count.
+            // The deputy's mask may be another one, for example if the thread moved inside a
+            // handler.
             self.send_home(tid, &Message::Mask(mask));
         }
         fault::point("guest", Phase::Resume);

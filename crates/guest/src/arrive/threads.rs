@@ -2,8 +2,8 @@
 //! that are injected into the first thread, each with its tid, and get their state before they run.
 //!
 //! Creating threads takes far longer than any other part of their restore. So the source announces
-//! their tids with the address space, while the process still runs there. Changes until the image
-//! arrives are applied then.
+//! their tids with the address space, while the process still runs there. For threads that begin or
+//! end later, the created threads are corrected when the image arrives.
 
 use crate::calls::thread_lifecycle::THREAD_FLAGS;
 use crate::error::{GuestError, GuestResult};

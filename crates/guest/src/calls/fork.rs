@@ -53,7 +53,8 @@ impl Guest {
     /// resumes, or waits for the end of its vfork.
     ///
     /// # Errors
-    /// If the guest is gone or the kernel refuses; the parent's call then failed with EAGAIN.
+    /// If the guest is gone, or the kernel refuses. In the latter case the parent's call fails with
+    /// EAGAIN.
     pub(crate) fn fork(
         &mut self,
         tid: HomePid,
@@ -100,7 +101,7 @@ impl Thread {
                 });
             }
         };
-        self.write_child_results(pending, outcome, process);
+        self.write_results(pending, outcome, process);
         let host = child_stop.pid();
         child_stop.set_registers(&child_registers(before, child_stop.registers()?, args[1]))?;
         child_stop.set_sigmask(mask)?;
@@ -118,13 +119,14 @@ impl Thread {
         guest.process.mapped_files = process.mapped_files.clone();
         guest.process.foreign_vdso = process.foreign_vdso.clone();
         guest.process.image = process.image.clone();
-        // Flags about descriptors concern home. A process that shares them has no delegated files.
+        // CLONE_FILES takes effect at home. A process that shares its descriptor table has no
+        // delegated files.
         let shares_fds = i64::from(pending.trap.nr) == libc::SYS_clone
             && pending.trap.args[0] & libc::CLONE_FILES as u64 != 0;
         process.files.shares_fd_table |= shares_fds;
         guest.process.files.shares_fd_table = shares_fds;
         guest.process.fastpath.is_allowed = process.fastpath.is_allowed;
-        // A process that runs concurrently in the same memory also runs its patched code.
+        // A child that runs concurrently in the same memory would also run the patched code.
         process.fastpath.is_allowed &=
             args[0] & (libc::CLONE_VM | libc::CLONE_VFORK) as u64 != libc::CLONE_VM as u64;
         guest.process.shares_parent_memory = args[0] & libc::CLONE_VM as u64 != 0;
@@ -137,8 +139,8 @@ impl Thread {
 
 impl Thread {
     /// Writes the results that home's kernel has returned to the parent, such as the number of a
-    /// pidfd. The child's memory is separate by now.
-    fn write_child_results(&self, pending: &PendingCall, outcome: &Outcome, process: &Process) {
+    /// pidfd. The child does not get them: without CLONE_VM its memory is a copy by now.
+    fn write_results(&self, pending: &PendingCall, outcome: &Outcome, process: &Process) {
         let buffers = pending.request.as_ref().map_or(&[][..], |sent| &sent.output_buffers);
         if scatter(buffers, outcome, &mut GuestMemory(&process.memory)).is_err() {
             tracing::warn!(tid = %self.tid, "the results of its fork could not be written");

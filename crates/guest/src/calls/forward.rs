@@ -26,7 +26,7 @@ impl Thread {
         process: &mut Process,
         mut home: Option<&mut Link>,
     ) -> GuestResult {
-        // This call concerns no file, so published state stays published.
+        // A call for CPU time concerns no file, so published files need not be reclaimed.
         let must_stop = process.is_quiescing && self.can_stop(process);
         if !must_stop && !self.must_take_signal_first() && self.reply_cpu_time(&trap, process)? {
             return Ok(());
@@ -80,8 +80,8 @@ impl Thread {
                 self.request_home(trap, reason::OWN_MEMORY, process, home)
             }
             Ok(gathered) => {
-                // A signal that a handler has blocked until now, and that this call's mask admits,
-                // was sent by home long ago: home would wait for another one.
+                // A signal that was blocked here while a handler ran, and that this call's mask
+                // admits, was received from home before. Home would not interrupt the call for it.
                 let mask = gathered.call.mask().filter(|mask| self.has_deliverable(Some(*mask)));
                 match mask.filter(|_| !self.sync.call_pending) {
                     Some(mask) => Ok(self.reply_under_mask(trap.id, restart::NOHAND, mask, process)?),
@@ -223,14 +223,14 @@ impl Thread {
             let mask = gathered.call.mask();
             if self.has_deliverable(mask) {
                 let Some(mask) = mask else { return Ok(self.reply(id, ret)?) };
-                // Home took the signal before the call, but only the call's mask admits it, so it
-                // belongs in the call.
+                // Home rejected the call because it crossed the signal on its way. Since only the
+                // call's mask admits the signal, the signal must interrupt the call.
                 let before = ret == restart::NOINTR && !self.has_deliverable(None);
                 let ret = if before { restart::NOHAND } else { ret };
                 return Ok(self.reply_under_mask(id, ret, mask, process)?);
             }
-            // Home was interrupted by a signal that is blocked here while a handler runs, which
-            // home cannot see. Here nothing has interrupted the call.
+            // At home the call was interrupted by a signal that is blocked here while a handler
+            // runs. Home cannot see that. Here nothing has interrupted the call.
             if !restart::is(ret) {
                 return Ok(self.reply_restart(id, restart::NOINTR)?);
             }
@@ -263,8 +263,8 @@ impl Thread {
             }
             registers.orig_rax = u64::MAX;
         } else {
-            // It has the number of a pending call. So home sees that it has not received it, and no
-            // handler runs before it has.
+            // The call for the rest counts as pending under the next number. So home recognises
+            // that it has not received the call, and no handler runs here before the call is sent.
             self.sync.call += 1;
             self.sync.call_pending = true;
         }
@@ -308,8 +308,9 @@ impl Thread {
             }
             match stopped.stop {
                 Stop::Interrupt => return stopped.resume(0),
-                // A signal that the program's own mask admits too came before the interrupt. The
-                // main loop resumes the stop of the interrupt.
+                // A signal that the program's own mask admits too was delivered first. If its
+                // handler has begun, the main loop resumes the thread after the stop that the
+                // interrupt causes.
                 Stop::Signal(signal) => {
                     self.deliver(stopped, signal, process)?;
                     if self.mask_after_handler.is_none() || self.stopped.is_some() {

@@ -41,7 +41,8 @@ pub(crate) fn reaches_memory(call: &Call, own_pid: i32) -> bool {
     own_proc_file(call, own_pid).is_some_and(|name| matches!(name, b"mem" | b"pagemap" | b"clear_refs"))
 }
 
-/// The content of such a file here, if the call opens one.
+/// The content, as it is on this node, of the /proc file about the caller's own memory that this
+/// call opens; none for any other call.
 pub(crate) fn view(call: &Call, process: &Process) -> Option<Vec<u8>> {
     let name = match own_proc_file(call, process.own_pid)? {
         b"maps" => "maps",

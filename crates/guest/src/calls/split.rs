@@ -1,8 +1,8 @@
 //! Calls in which both halves take part: home's part and this node's part must agree.
 //!
 //! Home goes first; a call that home refuses has no effect here either. The local part is the
-//! guest's own call, let through, which affects only the guest whatever its arguments are, or an
-//! injected call in its place.
+//! guest's own call, which is let through (it affects only the guest, whatever its arguments are),
+//! or a call that the shim injects in its place.
 
 use crate::error::GuestResult;
 use crate::files::local::Opening;
@@ -61,11 +61,11 @@ impl Thread {
         if split_call == SplitCall::CpuTimer {
             return self.forward_timer_call(trap, process, home);
         }
-        let asks_only = match split_call {
+        let only_queries = match split_call {
             SplitCall::RtSigaction | SplitCall::RtSigprocmask => trap.args[1] == 0,
             _ => false,
         };
-        if asks_only {
+        if only_queries {
             return Ok(self.let_through(trap.id)?);
         }
         self.forward(trap, process, home)
@@ -97,9 +97,9 @@ impl Thread {
         Ok(true)
     }
 
-    /// Handles a call about a timer. Home's reply depends on the CPU time used so far, which is
-    /// sent with it for the process and for this thread: a timer on the clock of another thread is
-    /// improbable.
+    /// Handles a call about a timer. Home's reply depends on the CPU time used so far, so the shim
+    /// first sends that of the process and of this thread. It does not send that of other threads:
+    /// a timer on the clock of another thread is improbable.
     fn forward_timer_call(
         &mut self,
         trap: Notification,
@@ -131,9 +131,9 @@ impl Thread {
         if mask == self.deputy_sigmask {
             return Ok(self.let_through(trap.id)?);
         }
-        // Home first: a signal that home's new mask admits must be here before the interrupted
-        // code resumes. If home rejects the call because it crosses a signal, the return is made
-        // again, so that home's mask is recorded only when home has set it.
+        // Home first: a signal that home's new mask admits must be here before the interrupted code
+        // resumes. Home rejects the call if it crosses a signal, and the thread then makes its
+        // rt_sigreturn again. So home's mask is recorded only when home has set it.
         let set = Arg::Bytes(ByteBuf::from(mask.to_le_bytes().to_vec()));
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
@@ -141,7 +141,8 @@ impl Thread {
         self.send_call(trap, Gathered { call, output_buffers: Vec::new(), is_cut: false }, process, home)
     }
 
-    /// Records home's new signal mask. The kernel sets it here when the call is let through.
+    /// Records home's new signal mask. This node's kernel sets the guest's when the call is let
+    /// through.
     fn record_sigmask(&mut self, pending: &PendingCall) -> GuestResult {
         if let Some([Arg::Value(how), Arg::Bytes(set), ..]) =
             pending.request.as_ref().map(|sent| &sent.call.args)
@@ -314,8 +315,8 @@ impl Guest {
     /// Handles a call that a thread has made; false if there is no such thread.
     ///
     /// If two threads change signal actions, the second waits until both parts of the first change
-    /// are done, or the order at home and here could differ. If the process is quiesced meanwhile,
-    /// its call is restarted.
+    /// are done. Otherwise the order at home and here could differ. If the process is quiesced
+    /// meanwhile, the second call is restarted.
     ///
     /// # Errors
     /// As [`Thread::handle_trap`].
@@ -345,9 +346,11 @@ impl Guest {
     /// false for any other call. Home need not see it: posix_spawn, system and popen make it for
     /// every signal, about sixty calls.
     ///
-    /// Not if there are other threads: their change could overtake one that is let through. Not for
-    /// signals that are ignored by default: setting the action discards pending ones, at home too.
-    /// Not if home may have received the call, which is so while its number is pending.
+    /// Nevertheless the call goes home
+    /// * if there are other threads: a change of theirs could overtake one that is let through.
+    /// * if the signal is ignored by default: setting the action discards pending ones, also at
+    ///   home.
+    /// * if home may have received the call already, which is so while its number is pending.
     fn pass_redundant_default(&mut self, tid: HomePid, trap: &Notification) -> tern_tracee::Result<bool> {
         let Self { process, threads } = self;
         if !changes_action(trap) || process.is_quiescing || threads.len() > 1 {

@@ -1,11 +1,11 @@
 //! Creation and exit of a guest's threads.
 //!
-//! Home's half goes first in both. When the guest's thread makes its clone, the new thread exists
-//! at home and has its tid. From its request until then the creating thread cannot be stopped, so a
-//! quiesced process has the same threads on both sides. The same holds for an exit: when home
-//! reports that the deputy thread has ended, the thread's own exit is let through, so that this
-//! kernel clears its tid word and releases its robust futexes where the other threads wait for
-//! them. Its end is then expected.
+//! Home's half goes first in both. When the clone is made here, the new thread already exists at
+//! home and has its tid. From the request until the clone is made here, the creating thread cannot
+//! be stopped, so a quiesced process has the same threads on both sides. The same holds for an
+//! exit. When home reports that the deputy thread has ended, the thread's own exit is let through,
+//! so that this kernel clears its tid word and releases its robust futexes, for which other threads
+//! of the guest may wait. The shim then expects its end.
 
 use crate::calls::fork::child_registers;
 use crate::process::thread::{PendingCall, Thread};
@@ -68,7 +68,8 @@ impl Guest {
     pub(crate) fn let_exit(&mut self, tid: HomePid) -> Result<bool> {
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
-        // Repeated on a new link, or for a thread that has not asked to exit.
+        // Home repeats the report on a new link, and may send it for a thread that has made no
+        // exit.
         let Some(pending) = thread.pending.take_if(|pending| i64::from(pending.trap.nr) == libc::SYS_exit)
         else {
             return Ok(false);
@@ -92,7 +93,7 @@ impl Guest {
         Ok(first)
     }
 
-    /// Handles the exit of a thread here. Returns whether it was expected.
+    /// Handles the exit of a thread on this node. Returns whether it was expected.
     pub(crate) fn take_exited(&mut self, tid: HomePid) -> bool {
         self.threads.get(&tid).is_some_and(|thread| thread.is_exiting) && self.threads.remove(&tid).is_some()
     }

@@ -40,8 +40,8 @@ impl Shim {
             return group;
         };
         for other in departing.group.iter().filter(|other| **other != pid) {
-            // A missing member has ended, here and at home. A child that is still being created
-            // keeps its parent from being stopped.
+            // A missing member has ended, here and at home. It is not a child that is still being
+            // created: its parent cannot be stopped until then.
             let Some(guest) = self.guests.get(other) else { continue };
             let (ready, stopped) = match &guest.process.state {
                 State::Departing(other) => {

@@ -76,7 +76,7 @@ impl Shim {
                 Err("busy: it is forking; try again".into())
             }
             _ if must_await_fork => {
-                // That fork would cancel this departure too.
+                // The pending fork would cancel this departure too.
                 Err("busy: it is forking; try again".into())
             }
             Err(unmovable) => Err(unmovable.to_string()),
@@ -105,7 +105,7 @@ impl Shim {
         }
     }
 
-    /// Does what is due for guests without an event.
+    /// Does the work of guests that is due at a time, and not caused by an event.
     pub(crate) fn do_due_work(&mut self) {
         let due = self.guests.values().filter(|guest| guest.due().is_some());
         for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
@@ -282,7 +282,7 @@ impl Shim {
     }
 }
 
-/// The link over which a guest was sent on, while data is still queued on it.
+/// The link to the next node of a guest that was sent onward, kept until home has decided.
 #[derive(Debug)]
 pub(crate) struct DrainingLink {
     pub(crate) pid: HomePid,

@@ -1,8 +1,8 @@
 //! Sending a guest home or onward.
 //!
-//! It runs while its memory is sent, and is then stopped until home has decided: `Drop` ends it
-//! here, `Thaw` resumes it. A pending call is not cancelled: it stays pending at home, and the next
-//! epoch asks for its result under the same number.
+//! The guest runs while its memory is sent, and is then stopped until home has decided: `Drop` ends
+//! it here, `Thaw` resumes it. A pending call is not cancelled: it stays pending at home, and the
+//! next epoch asks for its result under the same number.
 
 use crate::depart::group::GroupProgress;
 use crate::process::space::{GuestSpace, MappedFiles};
@@ -32,7 +32,7 @@ use tern_wire::Link;
 /// cost more.
 const MIN_TRACKED_KIB: u64 = 8 << 10;
 
-/// How often the maps of a running process are read again if they are inconsistent.
+/// Maximum number of times that the maps of a running process are read until they are consistent.
 const MAX_MAP_READS: u32 = 20;
 
 /// A guest that is being sent.
@@ -192,13 +192,13 @@ impl MigrationSource for GuestSource<'_> {
         for (thread, injection) in order.iter_mut().zip(injections) {
             thread.stopped = Some(injection.finish()?);
         }
-        let talks = order.iter_mut().map(|thread| thread.final_sync()).collect();
+        let syncs = order.iter_mut().map(|thread| thread.final_sync()).collect();
         let copy = (*image).clone();
         image.threads.clear();
         process.image = Some(image);
         captured?;
         let used = process.cpu_meter.used();
-        Ok((copy, ProcessSync { threads: talks, used, ..ProcessSync::default() }))
+        Ok((copy, ProcessSync { threads: syncs, used, ..ProcessSync::default() }))
     }
 }
 
@@ -249,7 +249,7 @@ impl Guest {
                 // It is in an uninterruptible sleep; another thread may not be.
                 continue;
             }
-            // Unless a signal that ends the program came first.
+            // A signal that ends the program may have come first.
             if !process.must_stay_stopped() {
                 let host = process.memory.pid();
                 tracker = thread.with_space(process, cache, |space| track(host, space)).ok();

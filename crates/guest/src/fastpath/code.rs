@@ -1,22 +1,24 @@
 //! The code in a guest that makes calls on published files ([`crate::fastpath`]), and the stages in
 //! which a thread may be stopped there.
 //!
-//! It is position-independent, is at [`CODE`] in the reserved range, and has its table at
+//! The code is position-independent. It is at [`CODE`] in the reserved range, and its table at
 //! [`TABLE`]:
 //!
 //! ```text
 //!   0  kinds of the two slots, a byte each: 0 unpublished, 1 read, 2 write
 //!   2  a bit for each descriptor below 40: the file is local, the guest's kernel makes the call
 //!   7  1: the CPU time is published
-//!   8  rdi, 16 rsi: the program's, while it copies
-//!  24  the record of the site that it came from
-//!  32  rcx, 48 rax: the program's, while it tests the thread flag; 40 the next address
-//!  64  a slot: descriptor (u32), +8 offset, +16 where its bytes begin in the file, +24 and end, +32 their address,
-//!      +40 where the last pread ended
+//!   8  rdi, 16 rsi: the program's, while the code copies
+//!  24  the record of the site that the thread came from
+//!  32  rcx, 48 rax: the program's, while the code tests the thread flag
+//!  40  the branch target for several threads, meanwhile
+//!  64  a slot: descriptor (u32), +8 offset, +16 and +24 start and end of its bytes in the file,
+//!      +32 address of the bytes, +40 where the last pread ended
 //! 128  the other slot
-//! 176  seconds, 184 nanoseconds (below a second) to add to the CPU time counted by the guest's kernel
-//! 192  records: +0 entry, +8 the flag for a single thread, +16 the target if not, +24 the `syscall`, +32 behind it,
-//!      +40 its number
+//! 176  seconds, 184 nanoseconds (below a second) to add to the CPU time counted by the guest's
+//!      kernel
+//! 192  records: +0 entry, +8 address of the thread flag, +16 branch target for several threads,
+//!      +24 address of the `syscall`, +32 address behind it, +40 number of the call
 //! ```
 //! A site jumps here with its record in rax. Only rax, rcx and r11 may be changed, as by a
 //! `syscall`; the flags may be, because a site is patched only if the code behind its `syscall`
@@ -26,12 +28,12 @@
 //! An operation takes effect with one store, the last of each body: the new offset. A thread that
 //! is stopped before the store has not begun ([`stage`]); after it only the return is left. A call
 //! on a local file is made by the only `syscall` here, which the filter lets through. A thread that
-//! is stopped before it has not begun. Behind it the registers are those after the program's own
-//! `syscall`, even if the kernel is to restart the call: the thread then goes back by the two bytes
-//! of that one.
+//! is stopped before this `syscall` has not begun. A thread that is stopped after it is moved
+//! behind the program's own `syscall`, with the same registers. If the kernel is to restart the
+//! call, it then moves the thread back by two bytes, to that `syscall`.
 //!
 //! The process's CPU time is read by the same `syscall`, and the rest is added to the result. Until
-//! both words are written the thread has not begun.
+//! both words of the result are written, the operation has not begun.
 
 #![allow(unsafe_code, reason = "the code is assembly")]
 
@@ -55,7 +57,7 @@ pub(crate) const RECORD: usize = 48;
 /// Kinds of slots.
 pub(crate) const READ: u8 = 1;
 pub(crate) const WRITE: u8 = 2;
-/// Local files must have descriptors below this: a bit each, behind the two kinds.
+/// Only local files with descriptors below this are in the table: a bit each, behind the two kinds.
 pub(crate) const MAX_LOCAL_FD: i32 = 40;
 /// The offsets of the flag for a published CPU time, and of the time to add.
 pub(crate) const CLOCK: usize = 7;
@@ -71,7 +73,8 @@ std::arch::global_asm!(
     ".set .Lfastpath_table, .Lfastpath_begin + {table}",
     "tern_fastpath_begin:",
     ".Lfastpath_begin:",
-    // read, where the program first tests whether it has one thread. If not, nothing has changed.
+    // read, at a site that first tests whether the process has one thread. If it has several, the
+    // thread continues at the branch target, with its registers unchanged.
     "mov [rip + .Lfastpath_table + 24], rax",
     "mov [rip + .Lfastpath_table + 32], rcx",
     "tern_fastpath_saved:",
@@ -313,7 +316,7 @@ unsafe extern "C" {
 /// Where in the code a thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// At the first instruction of a body; its record is in rax.
+    /// At the first instruction of a body; the site's record is in rax.
     Entry,
     /// Testing the thread flag; whether rcx is saved by now.
     TestsFlag(bool),

@@ -1,10 +1,10 @@
 //! Call sites in a guest's code that are patched to jump to the fast path.
 //!
 //! One whole instruction of at least five bytes is replaced by a five-byte `jmp`, and nothing else,
-//! in particular **not the `syscall`**. So all other instructions stay valid targets: of a branch
-//! to the `syscall`, of a restarted call, of the frame of a signal that interrupted it, whichever
-//! handlers are running while it is patched. No thread can be inside one instruction. The known
-//! forms are:
+//! in particular **not the `syscall`**. So all other instructions stay valid targets: for a branch
+//! to the `syscall`, for the restart of a call, and for the return of any handler that is running
+//! while the site is patched. No thread can be in the middle of an instruction. The known forms
+//! are:
 //!
 //! ```text
 //!   b8 NR 00 00 00         mov $nr,%eax          ← jmp
@@ -77,8 +77,8 @@ impl CodePattern {
     fn of_bytes(bytes: &[u8; PATTERN_LEN], return_addr: u64, nr: u32) -> Option<Self> {
         let (before, rest) = bytes.split_at(LEN_BEFORE);
         let &[0x0f, 0x05, ref after @ ..] = rest else { return None };
-        // Only if the flags are set anew, so the program sees none of the fast path's. Sites of
-        // clock calls are in the vDSO only.
+        // The code must set the flags anew, so that the program does not see those of the fast
+        // path. Sites of clock calls are exempt: they are in the vDSO only.
         if !matches!(after, [0x48, 0x3d, 0 | 1, 0xf0]) && !is_clock(nr) {
             return None;
         }
@@ -88,12 +88,12 @@ impl CodePattern {
             [_, 0x80, 0x3d, a, b, c, d, 0, 0x74, to, 0x31, 0xc0] if nr == 0 => {
                 let (start, next) = (call - 11, call - 2);
                 let flag = (start + 7).checked_add_signed(i32::from_le_bytes([a, b, c, d]).into())?;
-                let elsewhere = next.checked_add_signed(to.cast_signed().into())?;
+                let branch_target = next.checked_add_signed(to.cast_signed().into())?;
                 Some(Self {
                     start,
                     bytes: [0x80, 0x3d, a, b, c],
                     call,
-                    thread_flag: Some((flag, elsewhere)),
+                    thread_flag: Some((flag, branch_target)),
                     nr,
                 })
             }
@@ -142,9 +142,9 @@ impl PatchedSite {
     /// Its record in the table, for the fast path.
     pub(super) fn record(&self, code: u64) -> Option<[u8; code::RECORD]> {
         let entry = code + code::entry(self.pattern.nr, self.pattern.thread_flag.is_some())?;
-        let (flag, elsewhere) = self.pattern.thread_flag.unwrap_or_default();
+        let (flag, branch_target) = self.pattern.thread_flag.unwrap_or_default();
         let call = self.pattern.call;
-        let words = [entry, flag, elsewhere, call, call + 2, self.pattern.nr.into()];
+        let words = [entry, flag, branch_target, call, call + 2, self.pattern.nr.into()];
         let mut bytes = [0; code::RECORD];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -251,7 +251,7 @@ impl CodeCave {
     }
 }
 
-/// The offset in an ELF file where the code ends that is mapped from `offset` on.
+/// The offset in an ELF file at which the code ends whose mapping begins at `offset`.
 fn code_end(elf: &[u8], offset: u64) -> Option<u64> {
     let number = |at: usize, length: usize| {
         let bytes = elf.get(at..at.checked_add(length)?)?;

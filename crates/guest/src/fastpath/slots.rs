@@ -21,7 +21,8 @@ pub(super) struct Slot {
     pub(super) end: u64,
     /// The sequence number of the read-ahead in its buffer.
     pub(super) read_ahead_number: u64,
-    /// Its transfers are large, so few would fit: the shim copies them once.
+    /// Its last transfer was large. Its read-ahead is then not published, to save the additional
+    /// copy.
     pub(super) is_bulk: bool,
     /// When it was published for writing: its pending writes are not older.
     pub(super) since: Instant,
@@ -74,7 +75,8 @@ impl Slot {
             && self.read_ahead_number == read_ahead.number
             && (self.start..self.end).contains(&offset);
         if !is_current {
-            // The part that fits, from the offset on; all of it if that fits.
+            // Copies all of it if it fits into the buffer; otherwise the part from the offset on,
+            // or the end.
             let start = offset.min(end.saturating_sub(FASTPATH_BUFFER_LEN)).max(read_ahead.start);
             let from = (start - read_ahead.start) as usize;
             let bytes = read_ahead.bytes.get(from..).unwrap_or_default();

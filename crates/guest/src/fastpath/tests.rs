@@ -26,11 +26,11 @@ fn delegated(fd: i32, offset: u64, writes: bool) -> (i32, FileNotice) {
 }
 
 impl TestFastpath {
-    fn of(words: &[(i32, FileNotice)]) -> Self {
+    fn of(notices: &[(i32, FileNotice)]) -> Self {
         let range = Box::new(Range([0; Reserve::LEN as usize]));
         let mut files = FileCache::default();
         files.receive_notices(
-            words,
+            notices,
             None,
             true,
             &crate::files::local::LocalNode::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &[]),

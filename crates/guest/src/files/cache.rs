@@ -32,7 +32,8 @@ pub(crate) struct FileCache {
     files: BTreeMap<i32, DelegatedFile>,
     /// Since when writes are pending.
     dirty_since: Option<Instant>,
-    /// The number of the call whose prelude was sent and is not confirmed, and the prelude.
+    /// The number of the call whose prelude was sent and is not confirmed, and the steps of the
+    /// prelude.
     in_flight: Option<(u64, Vec<(i32, PreludeStep)>)>,
     /// The number of a call, and how much of its prelude is confirmed: home may confirm it again.
     confirmed: (u64, usize),
@@ -75,17 +76,18 @@ pub(crate) struct DelegatedFile {
     is_returning: bool,
     /// The file is on this node, or on a file system shared with it.
     pub(crate) local_file: Option<LocalFile>,
-    /// Time at which the latest call was sent that found the file unchanged; none if that is no
-    /// longer valid.
+    /// When the last call was sent whose result reported the file as unchanged; none if a later
+    /// result or signal has invalidated that.
     validated_at: Option<Instant>,
-    /// Its offset and newest writes are in the fast path's table only (`cache/publish.rs`).
+    /// Its offset and newest writes are in the fast path's table and buffers only
+    /// (`cache/publish.rs`).
     is_published: bool,
     /// Its attributes when it was opened, and when home was asked for them. Dropped with the next
     /// result, signal, or transfer.
     attributes: Option<(FileAttributes, Instant)>,
     /// The data that came with its delegation has not been read yet.
     prefetch_unread: bool,
-    /// Others may wait for its close.
+    /// The program has requested a lock or a lease on it, so others may wait for its close.
     may_hold_lock: bool,
 }
 
@@ -98,7 +100,8 @@ struct ReadAhead {
     is_eof: bool,
     /// A read has reported that end.
     end_reported: bool,
-    /// The file was not changing at that time, so the data serves more than the read that waited.
+    /// The file was not changing when it was read, so the data serves more than the read that
+    /// waited.
     is_stable: bool,
     since: Instant,
     /// The read that waited has got it.
@@ -130,7 +133,7 @@ impl FileCache {
         self.files.get_mut(&fd).filter(|file| !file.is_returning)
     }
 
-    /// Whether no write is pending and no file is read without home.
+    /// Whether no write is pending and the guest has no file open on this node.
     pub(crate) fn home_has_all_data(&self) -> bool {
         self.files.values().all(|file| file.has_no_pending_writes() && !file.is_local())
     }
@@ -162,7 +165,7 @@ impl FileCache {
             .for_each(|file| (file.read_ahead, file.attributes, file.validated_at) = (None, None, None));
     }
 
-    /// Whether `more` further bytes exceed the limit for pending writes.
+    /// Whether a write of `more` further bytes exceeds a limit for pending writes.
     pub(crate) fn would_exceed_limit(&self, more: usize) -> bool {
         let pieces = || self.files.values().flat_map(|file| &file.pending_writes);
         let bytes: usize = pieces().map(|(_, bytes)| bytes.len()).sum();
@@ -185,8 +188,8 @@ impl FileCache {
     }
 
     /// Returns the prelude of the call with this number: all pending writes, closes, and offsets.
-    /// Until home confirms it, the prelude of the next call repeats it. So everything was sent
-    /// while a call is pending, however long that is, and the process can depart.
+    /// Until home confirms it, the prelude of the next call repeats it. So while a call is pending,
+    /// however long that is, everything was sent, and the process can depart.
     pub(crate) fn prelude_for_call(&mut self, number: u64, nr: u32, args: &[u64; 6]) -> Vec<Call> {
         self.request_generation = self.generation;
         if let Some(file) = self.files.get_mut(&(args[0] as i32)) {
@@ -210,7 +213,7 @@ impl FileCache {
         (prelude, noop)
     }
 
-    /// Retries later: the last prelude could not be run.
+    /// Postpones the next flush: the last prelude was not completed.
     pub(crate) fn retry_later(&mut self) {
         self.dirty_since = self.dirty_since.map(|_| Instant::now());
         self.closing.retry_later();
@@ -348,7 +351,7 @@ impl FileCache {
             file.is_returning |= is_twin;
             has_twin |= is_twin;
         }
-        // The descriptor's previous file was closed.
+        // The previous file of this descriptor was closed.
         let previous = self.files.get(&fd);
         if !has_twin && previous.is_none_or(DelegatedFile::is_clean) && self.files.len() < MAX_DELEGATIONS {
             let replaced = self.files.insert(fd, DelegatedFile::new(delegation));
@@ -357,7 +360,8 @@ impl FileCache {
         self.files.retain(|_, file| !file.is_returned());
     }
 
-    /// Handles the result of a fill: data, or an error, which home then reports by itself.
+    /// Handles the result of a fill: data, or none after an error. The delegation is then returned,
+    /// so that home reports the error to the program's own read.
     pub(crate) fn complete_fill(
         &mut self,
         fill: Fill,
@@ -466,8 +470,8 @@ impl DelegatedFile {
         let data = read_ahead.bytes.get(usize::try_from(at.checked_sub(read_ahead.start)?).ok()?..)?;
         let data = &data[..data.len().min(count as usize)];
         let first = !std::mem::replace(&mut read_ahead.is_used, true);
-        // The end is reported once, as part of the data. At the end files grow, and a program that
-        // reads again waits for that.
+        // The end of the file is reported from here only once. A program that reads there again
+        // waits for the file to grow, so home makes that read.
         let is_whole = data.len() as u64 == count
             || read_ahead.is_eof && (first || !data.is_empty() || !read_ahead.end_reported);
         let is_valid = first || read_ahead.is_stable && read_ahead.since.elapsed() < CACHE_TERM;
@@ -480,14 +484,14 @@ impl DelegatedFile {
         Some(data)
     }
 
-    /// How much to read for a read that misses: more, the longer the reads are sequential.
+    /// How much to read for a read that misses: more, the longer the reads have been sequential.
     fn plan_fill(&mut self, at: u64, count: u64) -> u64 {
         let (expected, len) = self.expected_read;
         if at != expected {
             self.expected_read.1 = MIN_READ_AHEAD;
             return count;
         }
-        // A slow reader lets the data expire.
+        // If the last read-ahead has expired, its reader is slow, and needs less.
         let old = self.read_ahead.take_if(|read_ahead| read_ahead.since.elapsed() >= CACHE_TERM);
         let len = old.map_or(len, |old| {
             (2 * at.saturating_sub(old.start)).clamp(MIN_READ_AHEAD, len.max(MIN_READ_AHEAD))

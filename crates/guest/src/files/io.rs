@@ -156,7 +156,7 @@ impl Thread {
             return self.reply_from_prefetch(trap, process);
         };
         match writes(nr) {
-            // A read would have to include its own pending writes.
+            // A file that is also writable is read at home: a read must include the pending writes.
             false if delegation.can_read && !delegation.can_write => {
                 self.read_cached(trap, &transfer, process, home)
             }
@@ -234,7 +234,7 @@ impl Thread {
         self.reply_here(trap, count.cast_signed(), process)
     }
 
-    /// Queues a trap until an internal call is complete, and sends that.
+    /// Sends an internal call, and queues a trap until that call is complete.
     pub(crate) fn queue_behind_internal_call(
         &mut self,
         trap: Notification,
@@ -247,15 +247,15 @@ impl Thread {
         Ok(true)
     }
 
-    /// Whether its deputy makes a call, or may be making one: it makes one at a time.
+    /// Whether the thread's deputy makes a call, or may be making one: it makes one at a time.
     fn is_deputy_busy(&self) -> bool {
         self.pending.as_ref().is_some_and(|pending| pending.request.is_some())
             || self.internal_call.is_some()
             || self.sync.call_pending
     }
 
-    /// Sends what its files need home: a flush, and perhaps a read. Not while its deputy is busy,
-    /// because then everything was sent already.
+    /// Sends an internal call for the process's files: a flush, and perhaps the call of a purpose.
+    /// Sends nothing while the thread's deputy is busy, because then everything was sent already.
     fn send_internal_call(
         &mut self,
         purpose: Option<CallPurpose>,
@@ -266,7 +266,7 @@ impl Thread {
             return Ok(());
         }
         let number = self.sync.call + 1;
-        let (before, noop) = process.files.prelude_for_internal_call(number);
+        let (prelude, noop) = process.files.prelude_for_internal_call(number);
         let Some(call) = purpose.map(CallPurpose::call).or(noop) else { return Ok(()) };
         self.sync.call = number;
         let request = CallRequest {
@@ -274,7 +274,7 @@ impl Thread {
             number,
             signals: self.sync.signals,
             restart_code: self.sync.restart_code,
-            prelude: before,
+            prelude,
             max_prefetch: 0,
             call,
             procfs_view: None,
@@ -335,7 +335,7 @@ impl Thread {
         if let Some(CallPurpose::Revalidate(fd)) = internal_call.purpose.filter(|_| is_complete)
             && !files.is_validated(fd)
         {
-            // Home cannot validate it, or not in time: home reads it from now on.
+            // Home cannot validate the file, or not in time. From now on home reads it.
             files.return_local(fd);
         }
         if let Some(CallPurpose::Fill(fill)) = internal_call.purpose.filter(|_| is_complete) {
@@ -372,7 +372,7 @@ impl Guest {
         }
         process.files.return_delegations();
         if process.files.must_await_native_call() {
-            // The main loop resumes it.
+            // The main loop resumes the thread after this stop.
             for thread in threads.values() {
                 stop::interrupt(thread.host_tid)?;
             }
@@ -400,7 +400,7 @@ impl Guest {
         write_due.into_iter().chain(self.publication_deadline()).chain(forks).chain(signals).min()
     }
 
-    /// Does what is due of [`due`](Self::due).
+    /// Does the work that is due according to [`due`](Self::due).
     ///
     /// # Errors
     /// If the guest is gone, or home is unreachable.

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tern_image::Reserve;
 use tern_tracee::PAGE;
 
-/// For how long read-ahead is valid without a report from home.
+/// For how long read-ahead, names and attributes are valid without a report from home.
 pub(crate) const CACHE_TERM: Duration = Duration::from_secs(1);
 
 /// Offsets with more bits than this are left to home, because some file systems refuse them.

@@ -1,5 +1,5 @@
-//! Files of the guest's own node, which the guest opens there, so its kernel makes the calls on
-//! them.
+//! Files of the guest's own node. The guest gets descriptors of them, and this node's kernel makes
+//! the calls on them.
 //!
 //! Home has such a file open through MFS, and reports that when it delegates the file
 //! ([`FileNotice::LocalFile`](tern_migrate::message::FileNotice)). When the guest first reads or
@@ -14,17 +14,17 @@
 //! then the file offset is not known. So a process that is to depart in the middle of one is
 //! stopped for a moment first.
 //!
-//! **A shared file** ([`FileNotice::Shared`](tern_migrate::message::FileNotice)) is on a file system
-//! that both nodes mount. The same server opens it in the same way, if this node also declares that
-//! directory as shared, and for reading only. This kernel's view of it may be stale, as read-ahead
-//! may be. So it is read here only for a second after home has reported that it is unchanged, and
-//! only until the next result or signal. Then home is asked again.
+//! **A shared file** ([`FileNotice::Shared`](tern_migrate::message::FileNotice)) is on a file
+//! system that both nodes mount. The same server opens it in the same way, but only for reading,
+//! and only if this node also declares that directory as shared. This kernel's view of it may be
+//! stale, as read-ahead may be. So it is read here only for a second after home has reported that
+//! it is unchanged, and only until the next result or signal. Then home is asked again.
 //!
-//! Local files need no read-ahead and no write-behind, and are never stale. The offset is the
-//! kernel's, and goes home in the prelude of each call, as that of other delegated files. After its
-//! delegation has ended, a descriptor stays open in the guest, but calls on it are no longer let
-//! through. Before the guest's next call is sent home, /dev/null replaces the descriptor, so that
-//! no child can inherit the file.
+//! Files of the guest's own node need no read-ahead and no write-behind, and are never stale. The
+//! offset of a local file is the kernel's, and goes home in the prelude of each call, as that of
+//! other delegated files. After its delegation has ended, its descriptor stays open in the guest,
+//! but calls on it are no longer let through. Before the guest's next call is sent home, /dev/null
+//! replaces the descriptor, so that no child can inherit the file.
 
 use crate::error::GuestResult;
 use crate::files::cache::FileCache;
@@ -77,8 +77,8 @@ impl LocalNode {
         }
     }
 
-    /// How a guest opens a file that it maps without its content being sent: a file of this node,
-    /// or of its home by the remote map.
+    /// Returns the function that opens a mapped file whose content is not sent: a file of this
+    /// node, or a file of home by the remote map.
     pub(crate) fn file_opener(&self, home: NodeId) -> tern_image::content::OpenNodeFile {
         let Self { node, socket, remote_map, .. } = self.clone();
         Box::new(move |location| {
@@ -111,7 +111,8 @@ pub(crate) enum LocalFile {
     Offered(Box<NodeFile>, Arc<Path>),
     /// A file on a shared file system that can be opened here.
     Shared(Box<SharedFileRef>, Arc<Path>),
-    /// The guest has it open. A file of this node keeps the server's state until the socket closes.
+    /// The guest has it open. For a file of this node, the file server keeps its state until the
+    /// socket closes; a shared file has no socket.
     Open(OwnedFd, Option<UnixStream>),
 }
 
@@ -158,7 +159,7 @@ impl LocalFile {
         control_socket::is_closed(server)
     }
 
-    /// How it is opened; none if it is open.
+    /// The request that opens it; none if it is open.
     fn open_request(&self, delegation: FileDelegation) -> Option<OpenRequest> {
         let flags = match (delegation.can_read, delegation.can_write) {
             (_, false) => OFlags::RDONLY,
@@ -221,7 +222,7 @@ impl Opening {
         !matches!(self.progress, OpenProgress::Done(_))
     }
 
-    /// The request for a worker, the first time.
+    /// Returns the request for a worker when called for the first time.
     pub(crate) fn start(&mut self) -> Option<OpenRequest> {
         match std::mem::replace(&mut self.progress, OpenProgress::Started) {
             OpenProgress::Wanted(request) => Some(request),
@@ -267,17 +268,17 @@ impl Thread {
             return Ok(false);
         };
         if local_file.is_shared() && !file.is_validated() {
-            // It has become invalid since home's last report.
+            // Home's last report that it is unchanged is no longer valid.
             return self.queue_behind_internal_call(*trap, Some(CallPurpose::Revalidate(fd)), process, home);
         }
         if local_file.is_open() {
-            // Its successor has no state for the file, so other nodes would keep stale caches.
+            // A new server has no state for the file, so other nodes would keep stale caches.
             if local_file.has_lost_server() {
                 files.return_local(fd);
                 return Ok(false);
             }
         } else {
-            // A file under the number that mappings use is left to home.
+            // A file under the descriptor number that mappings use is left to home.
             if !file.has_no_pending_writes() || self.internal_call.is_some() || fd == MAPPED_FILE {
                 return Ok(false);
             }

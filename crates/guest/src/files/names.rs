@@ -3,8 +3,8 @@
 //!
 //! Home sends the entries of a directory, and from then on its changes, each before anything by
 //! which a process could observe the change. Without a report from home the entries are valid for
-//! one second. Attributes are valid for one second in any case: a file can change through another
-//! hard link or a mapping, of which home sends no notice.
+//! one second. Attributes of files are valid for one second in any case: a file can change through
+//! another hard link or a mapping, of which home sends no notice.
 
 use crate::error::GuestResult;
 use crate::files::limits::CACHE_TERM;
@@ -32,7 +32,7 @@ pub(crate) struct NameCache {
 
 #[derive(Debug)]
 struct CachedDir {
-    /// The directory's attributes, if nothing has changed in it.
+    /// The directory's attributes; none after a change in it.
     attributes: Option<Box<FileAttributes>>,
     /// Its path is not a symbolic link, so its attributes are valid for lstat too.
     path_is_no_symlink: bool,
@@ -67,7 +67,7 @@ impl NameCache {
     fn store_listing(&mut self, listing: Listing) {
         let age = Duration::from_micros(listing.age_us.into());
         let names = listing.entries.into_iter().take(MAX_LISTED_NAMES);
-        let names = names.map(|(name, named)| (name.as_slice().to_vec(), named)).collect();
+        let names = names.map(|(name, kind)| (name.as_slice().to_vec(), kind)).collect();
         if let Some(listed_at) = Instant::now().checked_sub(age) {
             let (attributes, path_is_no_symlink) = (Some(listing.attributes), listing.is_direct);
             let directory = CachedDir { attributes, path_is_no_symlink, names, listed_at };
@@ -91,38 +91,38 @@ impl NameCache {
     }
 
     /// The reply to a call with a path; none if home must make it.
-    fn reply(&self, asks: PathQuery, path: &[u8], args: &[u64; 6]) -> Option<NameReply> {
+    fn reply(&self, query: PathQuery, path: &[u8], args: &[u64; 6]) -> Option<NameReply> {
         let (directory, name) = split_last(path)?;
-        if matches!(asks, PathQuery::Stat(..) | PathQuery::Statx(_))
+        if matches!(query, PathQuery::Stat(..) | PathQuery::Statx(_))
             && let Some(itself) = self.directories.get([path, b"/"].concat().as_slice())
-            && let Some(reply) = itself.reply(asks, args)
+            && let Some(reply) = itself.reply(query, args)
         {
             return Some(reply);
         }
         let directory = self.directories.get(directory)?;
-        let Some(named) = directory.names.get(name) else {
+        let Some(kind) = directory.names.get(name) else {
             return Some(NameReply::Number(-i64::from(libc::ENOENT)));
         };
-        match (asks, named) {
+        match (query, kind) {
             (_, EntryKind::Unknown) => None,
             (PathQuery::Exists, EntryKind::File(_) | EntryKind::Other) => Some(NameReply::Number(0)),
             (PathQuery::ReadLink(at), EntryKind::Link(to)) => {
-                // The kernel's type is int.
-                let room = usize::try_from(*args.get(at + 1)? as i32).ok()?;
-                let to = &to.as_slice()[..to.len().min(room)];
+                // The kernel takes the size of the buffer as an int.
+                let max_len = usize::try_from(*args.get(at + 1)? as i32).ok()?;
+                let to = &to.as_slice()[..to.len().min(max_len)];
                 Some(NameReply::Bytes(args[at], to.to_vec(), to.len() as i64))
             }
             (PathQuery::ReadLink(_), _) => Some(NameReply::Number(-i64::from(libc::EINVAL))),
             (_, EntryKind::File(_)) if directory.listed_at.elapsed() >= CACHE_TERM => None,
-            (_, EntryKind::File(attributes)) => attribute_reply(attributes, asks, args),
+            (_, EntryKind::File(attributes)) => attribute_reply(attributes, query, args),
             _ => None,
         }
     }
 }
 
 /// The reply to a call that asks for these attributes.
-fn attribute_reply(attributes: &FileAttributes, asks: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
-    match asks {
+fn attribute_reply(attributes: &FileAttributes, query: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
+    match query {
         PathQuery::Stat(at, _) => Some(NameReply::Bytes(args[at], attributes.stat(), 0)),
         PathQuery::Statx(_) => Some(NameReply::Bytes(args[4], attributes.statx(), 0)),
         _ => None,
@@ -131,13 +131,13 @@ fn attribute_reply(attributes: &FileAttributes, asks: PathQuery, args: &[u64; 6]
 
 impl CachedDir {
     /// The reply to a call about the directory itself. A call that does not follow symbolic links
-    /// gets its attributes only if the path is none.
-    fn reply(&self, asks: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
-        let by_name = matches!(asks, PathQuery::Stat(_, true) | PathQuery::Statx(true));
+    /// gets its attributes only if the path is not a symbolic link.
+    fn reply(&self, query: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
+        let by_name = matches!(query, PathQuery::Stat(_, true) | PathQuery::Statx(true));
         self.attributes
             .as_ref()
             .filter(|_| self.path_is_no_symlink || !by_name)
-            .and_then(|attributes| attribute_reply(attributes, asks, args))
+            .and_then(|attributes| attribute_reply(attributes, query, args))
     }
 }
 
@@ -151,12 +151,12 @@ impl Thread {
         trap: &Notification,
         process: &mut Process,
     ) -> GuestResult<bool> {
-        // A call that home may have made already keeps its number. Pending writes change
-        // attributes. And a program that reads another node's files directly may observe changes
-        // before home's notices arrive.
+        // A call that home may have made already keeps its number.
         if process.names.is_unusable() || self.sync.call_pending || self.sync.partial.is_some() {
             return Ok(false);
         }
+        // Pending writes change attributes. And a program that has files open on this node may
+        // observe changes before home's notices arrive.
         let Some(on) = PathCall::classify(trap.nr, &trap.args).filter(|_| process.files.home_has_all_data())
         else {
             return Ok(false);
@@ -212,7 +212,7 @@ mod tests {
         let names = cached_names();
         assert!(!names.is_unusable());
         let args = [0, 100, 200, 2, 500, 0];
-        let of = |asks, path: &str| names.reply(asks, path.as_bytes(), &args);
+        let of = |query, path: &str| names.reply(query, path.as_bytes(), &args);
         let number = |errno: i32| Some(NameReply::Number(-i64::from(errno)));
         assert_eq!(of(PathQuery::Open, "/d/none"), number(libc::ENOENT));
         assert_eq!(of(PathQuery::Open, "/d/file"), None, "home must open it");

@@ -49,7 +49,7 @@ impl Thread {
         let mut memory = GuestMemory(&process.memory);
         let ret = match i64::from(trap.nr) {
             libc::SYS_close if process.files.close(fd) => 0,
-            // Is it a terminal? Regular files are not.
+            // The call tests for a terminal, which a regular file is not.
             libc::SYS_ioctl
                 if trap.args[1] as u32 == libc::TCGETS as u32 && process.files.is_home_local(fd) =>
             {

@@ -5,7 +5,7 @@
 //! Home checks permissions, as for any open through MFS, and the file that is opened is the one
 //! that home has mapped. An access to a missing page blocks while home is unreachable. The content
 //! of a file that cannot be opened is sent as a whole, as that of smaller files is, but then has no
-//! hash and cannot be cached. So after a failure that concerns more than this file, this node
+//! hash and cannot be cached. So after a failure that concerns more than one file, this node
 //! reports for a while that it has no remote map.
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
@@ -49,7 +49,7 @@ fn failure_mark(run_dir: &Path, home: NodeId) -> PathBuf {
     run_dir.join(format!("home{home}.failed"))
 }
 
-/// The tree of one home, once it was needed.
+/// Access to the files of one home. The tree is mounted when it is first needed.
 #[derive(Debug)]
 pub(crate) struct RemoteMap {
     run_dir: Arc<Path>,

@@ -22,7 +22,8 @@ use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop, Stopped};
 
-/// How long to wait for a thread in an uninterruptible sleep. It waits for data from another node.
+/// How long to wait for a thread in an uninterruptible sleep. Such a thread waits for data from
+/// another node.
 const SLEEPER_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The nice value of a guest that is being quiesced: that of its shim.
@@ -142,7 +143,8 @@ impl Thread {
         self.set_nice(URGENT_NICE);
         stop::interrupt(self.host_tid)?;
         if let Some(pending) = self.pending.take() {
-            // Always restarted: a handler that runs first did not interrupt it.
+            // The call is restarted even after a handler: the handler's signal did not interrupt
+            // it.
             self.reply(pending.trap.id, restart::NOINTR)?;
             self.sync.call_pending |= pending.request.is_some();
         }
@@ -192,7 +194,8 @@ impl Thread {
     fn settle_interrupted(&self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
         self.leave_fastpath(&stopped, process)?;
         self.fix_unreceived_restart(&stopped)?;
-        // Only this kernel could resume a futex wait with a timeout; the wait is restarted.
+        // A call that only this kernel could continue (restart_syscall), such as a futex wait with
+        // a timeout, is restarted from the beginning.
         let mut registers = stopped.registers()?;
         if registers.restart_from_start() {
             stopped.set_registers(&registers)?;
@@ -200,9 +203,9 @@ impl Thread {
         process.move_out_of_vdso(stopped)
     }
 
-    /// Handles a requested stop that arrives after the wait for it timed out. If its process is
-    /// being quiesced the thread stays stopped; otherwise a thread that sleeps repeatedly would
-    /// never be. In any other case the stop is returned.
+    /// Handles a requested stop that arrives after the wait for it timed out. If the process is
+    /// being quiesced, the thread stays stopped: a thread that sleeps again and again could not be
+    /// stopped in another way. In any other case the stop is returned.
     ///
     /// # Errors
     /// If it is gone.

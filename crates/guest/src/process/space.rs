@@ -36,8 +36,8 @@ impl std::fmt::Debug for GuestSpace<'_> {
 }
 
 impl<'a> GuestSpace<'a> {
-    /// For a few calls of a guest that may be in use, so that each is made singly. No region names a
-    /// file.
+    /// For a few calls of a guest whose memory for batches may be in use, so that each is made
+    /// singly. Regions cannot name files.
     pub(crate) fn for_single_calls(
         injection: &'a mut Injection,
         listener: &'a Listener,
@@ -67,8 +67,9 @@ impl<'a> GuestSpace<'a> {
             return Err(Error::Inconsistent { what: "the content of a mapped file is missing".into(), pid });
         };
         let [addr, len, prot, flags, _, offset] = args;
-        // Shared memory without a file is backed by one here. A file that is read from home page by
-        // page is not populated, because the whole shim would wait for this call.
+        // Shared memory without a file is backed by a file here. A file that is read from home page
+        // by page is not populated, and is locked only as its pages are used, because the whole
+        // shim would wait for this call.
         let populate_flags =
             if self.cache.is_shown(file) { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
         let locks = (flags & populate_flags as u64) & libc::MAP_LOCKED as u64 != 0;
@@ -113,8 +114,8 @@ impl apply::InjectedSpace for GuestSpace<'_> {
         }
     }
 
-    /// The guest gets a descriptor of each file before it maps the file. The next file takes its
-    /// place, and the last one is closed at the end.
+    /// The guest gets a descriptor of each file before it maps the file. The next file takes the
+    /// same number, and the last one is closed at the end.
     fn map_files(&mut self, regions: &[Region]) -> Result<()> {
         let pid = self.injection.pid();
         let unknown = |what: &str| Error::Inconsistent { what: what.into(), pid };
@@ -155,7 +156,7 @@ impl apply::InjectedSpace for GuestSpace<'_> {
 /// A process's file mappings as this node shows them: the file at home, by device and inode here.
 pub(crate) type MappedFiles = HashMap<(u64, u64), FileRef>;
 
-/// Records how the files of an applied layout are shown.
+/// Records under which device and inode this node shows the files of an applied layout.
 ///
 /// # Errors
 /// If the process is gone.
@@ -187,7 +188,7 @@ pub(crate) fn apply(
 ) -> Result<()> {
     let pid = space.injection.pid();
     let now = ForeignVdso::exclude_from(foreign_vdso, procfs::smaps(pid)?);
-    // A file may have been mapped again after it was changed.
+    // The hash is part of the key: a file may have been mapped again after it was changed.
     let key = |f: &FileRef| (f.device, f.inode, f.hash);
     let by_file: HashMap<_, u32> =
         layout.files.iter().enumerate().map(|(at, f)| (key(f), at as u32)).collect();

@@ -41,10 +41,10 @@ impl Shim {
             self.unregister_thread(tid, host);
             return;
         }
-        // The shim did not kill it, or it would have been removed. The two halves exist together,
-        // so the unexpected exit of any thread ends the process.
+        // If the shim had killed the guest, it would have removed it. The two halves of a process
+        // exist together, so the unexpected exit of any thread ends the process.
         tracing::warn!(%pid, %tid, ?how, "a guest ended unexpectedly");
-        let all = host == guest.process.host_pid;
+        let was_last = host == guest.process.host_pid;
         // Only two signals end a process without a ptrace stop: SIGKILL, and the SIGSEGV that the
         // kernel forces if there is no stack for a handler.
         let signal = match *how {
@@ -56,7 +56,7 @@ impl Shim {
         // that this process cannot depart.
         self.send_home(pid, &Message::KilledBySignal(signal));
         // The first thread's exit is reported when there are no others, and frees its pid.
-        if all { self.remove(pid) } else { self.kill(pid) }
+        if was_last { self.remove(pid) } else { self.kill(pid) }
     }
 
     /// Handles a stop or exit of the helper, or of a process that is not a guest (any more).
@@ -120,8 +120,8 @@ impl Shim {
         let pids: Vec<HomePid> =
             self.guests.values().filter(unreported).map(|guest| guest.process.pid).collect();
         for pid in pids {
-            // A guest that departs because of its fatal signal was reported before. This one had
-            // none when its departure began.
+            // A guest that departs because of its fatal signal was reported before. This one got
+            // its signal after its departure had begun.
             self.cancel_departure(pid, None);
             // Home must have its pending writes before its end becomes visible.
             let home = self.home.as_mut();

@@ -179,8 +179,9 @@ impl Thread {
         self.listener.let_continue(id).map(drop)
     }
 
-    /// The restart code for a call that has not begun here. The thread may already be in the call,
-    /// and then a signal interrupts it.
+    /// The restart code for a call that has not begun at home. If the thread is still in a call
+    /// that was interrupted before ([`ThreadSync::restart_code`]), a signal interrupts it with that
+    /// call's code.
     pub(crate) fn unbegun_restart_code(&self) -> i64 {
         self.sync.restart_code.filter(|code| restart::is(*code)).unwrap_or(restart::NOINTR)
     }

@@ -120,9 +120,10 @@ pub(crate) fn translate_clone3(args: &[u64; 6], memory: &Memory) -> std::result:
     }
     let [flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, ..] = words;
     let has = |flag: i32| flags & u64::from(flag.cast_unsigned()) != 0;
-    let (own_pidfd, own_tid) = (has(libc::CLONE_PIDFD), has(libc::CLONE_PARENT_SETTID));
-    // Bits with another meaning or none in clone, two results in one argument, and chosen tids.
-    if flags & 0xff != 0 || flags >> 32 != 0 || own_pidfd && own_tid || set_tid != 0 {
+    let (wants_pidfd, wants_parent_tid) = (has(libc::CLONE_PIDFD), has(libc::CLONE_PARENT_SETTID));
+    // clone cannot express bits that it lacks or uses for something else, a pidfd together with the
+    // parent's tid word (it has one argument for both), and chosen tids.
+    if flags & 0xff != 0 || flags >> 32 != 0 || wants_pidfd && wants_parent_tid || set_tid != 0 {
         return Err(libc::ENOSYS);
     }
     let has_ignored_signal = exit_signal != 0 && (has(libc::CLONE_THREAD) || has(libc::CLONE_PARENT));
@@ -133,7 +134,7 @@ pub(crate) fn translate_clone3(args: &[u64; 6], memory: &Memory) -> std::result:
     {
         return Err(libc::EINVAL);
     }
-    let result_word = if own_pidfd { pidfd } else { parent_tid };
+    let result_word = if wants_pidfd { pidfd } else { parent_tid };
     Ok([flags | exit_signal, stack.wrapping_add(stack_size), result_word, child_tid, tls, 0])
 }
 

@@ -17,13 +17,13 @@ pub(crate) fn empty(
 ) -> Result<()> {
     let pid = injection.pid();
     let now = procfs::maps(pid)?;
-    let (mut kernels, mut targets): (Vec<&Mapping>, Vec<&Region>) = (Vec::new(), Vec::new());
+    let (mut kernel_mappings, mut targets): (Vec<&Mapping>, Vec<&Region>) = (Vec::new(), Vec::new());
     if foreign_vdso.is_none() {
-        kernels.extend(now.iter().filter(|m| m.is_kernel_mapping() && m.name != b"[vsyscall]"));
+        kernel_mappings.extend(now.iter().filter(|m| m.is_kernel_mapping() && m.name != b"[vsyscall]"));
         targets.extend(layout.kernel_regions());
     }
-    let same =
-        kernels.len() == targets.len() && kernels.iter().zip(&targets).all(|(m, r)| m.len() == r.len());
+    let same = kernel_mappings.len() == targets.len()
+        && kernel_mappings.iter().zip(&targets).all(|(m, r)| m.len() == r.len());
     if !same {
         return Err(Error::Inconsistent { what: "the kernel's own mappings differ from home's".into(), pid });
     }
@@ -36,10 +36,11 @@ pub(crate) fn empty(
     }
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let fixed = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    // First move them away from all old and new places, which may overlap. Then map the range.
+    // First move the kernel's mappings away from all old and new places, which may overlap. Then
+    // map the range.
     let away = gap(&now, layout, reserve);
     let mut at = away;
-    for m in &kernels {
+    for m in &kernel_mappings {
         mremap(injection, m.start, m.len(), at)?;
         at += m.len();
     }
@@ -66,7 +67,7 @@ pub(crate) fn empty(
         }
     }
     let mut at = away;
-    for (m, target) in kernels.iter().zip(targets) {
+    for (m, target) in kernel_mappings.iter().zip(targets) {
         mremap(injection, at, m.len(), target.start)?;
         at += m.len();
     }

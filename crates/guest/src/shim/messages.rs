@@ -125,8 +125,8 @@ impl Shim {
             Message::RequestFiles(_, indices) => self.handle_file_request(pid, indices),
             Message::Stop(stop) => self.job_control(pid, *stop),
             Message::Names(_) => {
-                if let (Some(guest), Message::Names(word)) = (self.guests.get_mut(&pid), arrived.message) {
-                    guest.process.names.handle_notice(word);
+                if let (Some(guest), Message::Names(notice)) = (self.guests.get_mut(&pid), arrived.message) {
+                    guest.process.names.handle_notice(notice);
                 }
                 return;
             }
@@ -252,8 +252,8 @@ impl Shim {
         }
     }
 
-    /// Requests a stop or a resume, which the main loop carries out: some threads may be unable to
-    /// stop at once.
+    /// Stops or resumes a guest for job control. The main loop carries out a stop, since some
+    /// threads may be unable to stop at once.
     fn job_control(&mut self, pid: HomePid, stop: bool) -> GuestResult {
         let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
         guest.process.is_suspended = stop;

@@ -38,8 +38,8 @@ impl Shim {
         }
     }
 
-    /// Kills all guests on behalf of this node. Home ends the deputies when it receives the notice;
-    /// otherwise it times out.
+    /// Kills all guests on behalf of this node. Home ends the deputies when it receives the notice,
+    /// or else when its timeout expires.
     fn kill_all(&mut self, why: &str) {
         for pid in self.guests.keys().copied().collect::<Vec<_>>() {
             tracing::warn!(%pid, why, "a guest is killed by this node");

@@ -49,7 +49,7 @@ impl CpuMeter {
         Ok(Self { process, thread: Some(thread), earlier, baseline, reported: CpuTime::default() })
     }
 
-    /// The time used away so far. If the guest is gone, that of the last call.
+    /// The time used away so far. If the guest is gone, the time at the last measurement.
     pub(crate) fn used(&mut self) -> CpuTime {
         let now = match self.thread {
             Some(thread) => thread_cpu_counters(self.process, thread),
@@ -67,7 +67,8 @@ impl CpuMeter {
         self.earlier.and(self.reported)
     }
 
-    /// The same if only the sum of both parts is needed: all of this epoch counts as user time.
+    /// Like [`used`](Self::used), if only the sum of user and system time is needed: all of this
+    /// epoch counts as user time.
     pub(crate) fn total_used(&mut self) -> CpuTime {
         let now = if self.thread.is_some() { None } else { cpu_total_ns(self.process).ok() };
         let Some(now) = now else { return self.used() };
@@ -151,7 +152,8 @@ pub(crate) fn add_to_result(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &m
         libc::SYS_getrusage => usage::add_rusage(out, used),
         libc::SYS_clock_gettime => {
             let clock = args[0] as i32;
-            // The clock types PROF, VIRT and SCHED: user and system, user, the exact sum.
+            // CPU clocks have three types: PROF (user and system time), VIRT (user time) and SCHED
+            // (the exact sum).
             let part = if clock < 0 && clock & 3 == 1 { used.user } else { used.total() };
             usage::add_timespec(out, part);
         }

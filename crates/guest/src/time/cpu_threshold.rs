@@ -4,7 +4,8 @@
 //! An alarm on the guest's own CPU clock wakes the shim, so an idle guest costs nothing. Timers on
 //! a thread's clock cannot be set from outside its process. But a thread uses no more CPU time than
 //! its process: the alarm is set on the process's clock for the thread's remaining time, and the
-//! thread is checked when it expires. The same applies to remaining user time, which home requests as if it were all time.
+//! thread is checked when it expires. In the same way, home requests a threshold on user time as
+//! one on all CPU time.
 
 use crate::process::Guest;
 use crate::shim::Shim;

@@ -6,9 +6,9 @@
 //!   [vdso]                        a copy with other entries
 //! ```
 //! None of it is ever sent: at its next node the guest has home's own vDSO again, or another copy.
-//! So a thread is never stopped inside a trampoline, where home has no code: it restarts that
-//! function, or returns from it ([`ForeignVdso::step_out`]). A thread in the rest of the copy is at
-//! an address where home has the same code.
+//! So a thread is never left stopped inside a trampoline, where home has no code. The shim moves it
+//! to the beginning of that function, or has it return ([`ForeignVdso::step_out`]). A thread in the
+//! rest of the copy is at an address where home has the same code.
 
 use crate::vdso::trampoline::{DISTANCE, MAX_VDSO_LEN, VdsoTrampolines};
 use std::ops::Range;
@@ -23,8 +23,9 @@ use tern_tracee::{Error, Memory, PAGE, Result};
 #[derive(Debug, Clone)]
 pub(crate) struct ForeignVdso {
     trampolines: VdsoTrampolines,
-    /// Home's own mappings, in order of address; empty until the address space is known.
-    kernels: Vec<Region>,
+    /// The mappings of home's kernel (vvar, vDSO), in order of address; empty until the address
+    /// space is known.
+    kernel_mappings: Vec<Region>,
 }
 
 impl ForeignVdso {
@@ -32,7 +33,7 @@ impl ForeignVdso {
     /// they are equal.
     ///
     /// # Errors
-    /// With the sentence for home, if there can be none.
+    /// With the reason to send home, if no replacement is possible.
     pub(crate) fn check(theirs: &Vdso, ours: &Vdso) -> std::result::Result<Option<Self>, String> {
         if theirs == ours {
             return Ok(None);
@@ -46,7 +47,7 @@ impl ForeignVdso {
         let Some(trampolines) = trampolines else {
             return Err("the vDSO here differs from home's, whose form is not supported".into());
         };
-        Ok(Some(Self { trampolines, kernels: Vec::new() }))
+        Ok(Some(Self { trampolines, kernel_mappings: Vec::new() }))
     }
 
     /// Takes the addresses of its parts from the received address space of process `pid`.
@@ -54,9 +55,9 @@ impl ForeignVdso {
     /// # Errors
     /// If they are not where a kernel maps them.
     pub(crate) fn locate(&mut self, layout: &Layout, pid: i32) -> Result<()> {
-        let kernels: Vec<Region> = layout.kernel_regions().copied().collect();
-        let joined = kernels.windows(2).all(|pair| pair[0].end == pair[1].start);
-        let fits = match (kernels.first(), kernels.last()) {
+        let kernel_mappings: Vec<Region> = layout.kernel_regions().copied().collect();
+        let joined = kernel_mappings.windows(2).all(|pair| pair[0].end == pair[1].start);
+        let fits = match (kernel_mappings.first(), kernel_mappings.last()) {
             (Some(first), Some(vdso)) => {
                 vdso.len() == self.trampolines.code.len() as u64
                     && (DISTANCE..=MAX_VDSO_LEN as u64).contains(&(vdso.start - first.start))
@@ -66,7 +67,7 @@ impl ForeignVdso {
         if !joined || !fits {
             return Err(Error::Inconsistent { what: "the vDSO of its home is not contiguous".into(), pid });
         }
-        self.kernels = kernels;
+        self.kernel_mappings = kernel_mappings;
         Ok(())
     }
 
@@ -109,22 +110,22 @@ impl ForeignVdso {
         rest
     }
 
-    /// Describes home's own mappings as home has them.
+    /// Puts the mappings of home's kernel into a layout, in the place of this kernel's.
     pub(crate) fn describe(&self, layout: &mut Layout) {
         layout.regions.retain(|region| region.backing != Backing::Kernel);
         let at = layout.regions.partition_point(|region| region.start < self.range().start);
-        layout.regions.splice(at..at, self.kernels.iter().copied());
+        layout.regions.splice(at..at, self.kernel_mappings.iter().copied());
     }
 
     fn range(&self) -> Range<u64> {
-        match (self.kernels.first(), self.kernels.last()) {
+        match (self.kernel_mappings.first(), self.kernel_mappings.last()) {
             (Some(first), Some(last)) => first.start..last.end,
             _ => 0..0,
         }
     }
 
     fn vdso(&self) -> Range<u64> {
-        self.kernels.last().map_or(0..0, |vdso| vdso.start..vdso.end)
+        self.kernel_mappings.last().map_or(0..0, |vdso| vdso.start..vdso.end)
     }
 
     fn trampoline_page(&self) -> u64 {
@@ -269,7 +270,7 @@ mod tests {
         test_memory.0[..PAGE as usize].copy_from_slice(&foreign_vdso.trampolines.page);
         let page = test_memory.0.as_ptr() as u64;
         let vdso = page + DISTANCE;
-        foreign_vdso.kernels =
+        foreign_vdso.kernel_mappings =
             vec![region(page, vdso, Backing::Kernel), region(vdso, vdso + PAGE, Backing::Kernel)];
         let memory = Memory::open(std::process::id() as i32).unwrap();
         let caller = [0x1234_u64, 5];

@@ -3,10 +3,11 @@
 //!
 //! A program has resolved the addresses of the functions in home's vDSO, so they must stay valid.
 //! Everything but the entries is copied unchanged: parsers of the image (unwinders, debuggers, a
-//! starting libc) find the same, and so does a thread that was interrupted inside a function. That
-//! thread then reads the clock's data pages, which are not mapped here, so it faults and is fetched
-//! home (`ForeignVdso`). This must hold for every instruction. So the six bytes that replace an
-//! entry are chosen such that execution faults from any of them but the first:
+//! starting libc) find the same bytes, and so does a thread that was interrupted inside a function.
+//! That thread then reads the clock's data pages, which are not mapped here, so it faults and is
+//! fetched home (`ForeignVdso`). A thread may have been interrupted at any instruction. So the six
+//! bytes that replace an entry are chosen such that execution faults from any of them but the
+//! first:
 //!
 //! ```text
 //!   e9 LO HI ff ff   jmp to a trampoline, at most 64 KiB below
@@ -16,10 +17,10 @@
 //!            ff ff   undefined
 //!               ff 3f, 3f    undefined
 //! ```
-//! The distance to the trampoline determines LO and HI, so a suitable place for it is searched. The
-//! trampolines are in a page of their own, two below the vDSO. There every kernel has pages from
-//! which only clocks of hypervisors are read; code that was interrupted there reads the first data
-//! page next, and faults.
+//! The distance to the trampoline determines LO and HI, so a suitable place for the trampoline is
+//! searched. The trampolines are in a page of their own, two pages below the vDSO. In that place
+//! every kernel has pages that are read only for the clocks of hypervisors. Code that was
+//! interrupted while it read them reads the first data page next, and faults.
 
 use tern_tracee::PAGE;
 
@@ -69,7 +70,7 @@ impl VdsoTrampolines {
             let trampoline = match CALLS.iter().find(|(known, _)| *known == name) {
                 Some((_, nr)) => call(*nr),
                 None if name == GETRANDOM => random(),
-                // Other functions do here what they do without the clock's data pages.
+                // Other functions are not redirected: they do not read the clock's data pages.
                 None => continue,
             };
             trampolines.place(entry, &trampoline)?;
@@ -81,7 +82,7 @@ impl VdsoTrampolines {
         let end = entry.checked_add(ENTRY_LEN)?;
         let bytes = self.code.get_mut(entry..end)?;
         if bytes[0] == 0xe9 {
-            // A second name of the same function.
+            // A second name of the same function, or an entry that is a jump. Neither is supported.
             return None;
         }
         for at in 0..self.page.len() - trampoline.len() {

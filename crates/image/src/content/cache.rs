@@ -36,7 +36,7 @@ pub struct ContentCache {
     served: VecDeque<UnixStream>,
     /// Open files, by hash.
     open: HashMap<ContentHash, OwnedFd>,
-    /// Connections for the files that are shown, by hash.
+    /// Connections to the processes that show files of home, by the file's hash.
     trees: HashMap<ContentHash, UnixStream>,
     /// Incomplete content, by hash and by the process that requested it: two may request the same
     /// content.
@@ -82,8 +82,8 @@ impl ContentCache {
         match open(location) {
             Ok((fd, holder)) => {
                 match holder {
-                    // The oldest file stays mapped. Once its connection is closed, the server no
-                    // longer recalls other nodes' cached data before writes to it.
+                    // The connection of the oldest file is closed. The file stays mapped, but the
+                    // server no longer recalls other nodes' cached data before writes to it.
                     OpenFileConnection::Server(server) => {
                         self.served.truncate(MAX_SERVED_FILES - 1);
                         self.served.push_front(server);

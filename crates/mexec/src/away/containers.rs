@@ -1,5 +1,5 @@
-//! The containers of this node: one for each home whose commands run here, and one for this node's
-//! own commands ([`container::LOCAL`]).
+//! The containers of this node: one for each home whose commands run here; in the gatekeeper, one
+//! for its jobs ([`container::LOCAL`]).
 
 use crate::container;
 use crate::lock;
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 
-/// How long a container without commands is kept, and up to a minute longer.
+/// How long a container without commands is kept. It ends up to a minute later, when `reap_idle` is
+/// called.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All containers.
@@ -24,8 +25,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) struct Containers {
     config: Config,
     running: Mutex<HashMap<NodeId, Arc<Container>>>,
-    /// Locks so that one container is made at a time for each home, and a second caller finds it
-    /// made. Other homes need not wait for one whose files are not available.
+    /// A lock for each home: the first caller makes the container, and a second one waits and finds
+    /// it made. A home whose files are not available does not delay other homes.
     creating: Mutex<HashMap<NodeId, Arc<Mutex<()>>>>,
 }
 
@@ -49,7 +50,7 @@ impl Containers {
     /// mounted from this node, and all others from home.
     ///
     /// # Errors
-    /// If it cannot be made because home's files are not available.
+    /// If it cannot be made, for example because home's files are not available.
     pub(crate) fn get(&self, home: NodeId, shared: impl FnOnce() -> Vec<PathBuf>) -> Result<Arc<Container>> {
         if let Some(container) = self.find(home) {
             return Ok(container);

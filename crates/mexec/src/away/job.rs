@@ -99,8 +99,8 @@ impl Job {
             Some(window) => job.open_terminal(window)?,
             None => job.open_pipes(task)?,
         };
-        // A program may reopen its streams by names such as /dev/stderr, which only their owner
-        // may.
+        // A program may reopen its streams by names such as /dev/stderr, which the kernel allows
+        // only to their owner.
         for stream in &streams {
             set_owner(stream, credentials, job.has_terminal);
         }
@@ -153,7 +153,8 @@ impl Job {
     /// Relays until the command has ended. Returns the final reply.
     ///
     /// # Errors
-    /// If the peer is gone or violates the protocol. The command must be ended then.
+    /// If the peer is gone or violates the protocol, or home does not respond. The caller must then
+    /// drop the job, which ends the command.
     pub(crate) fn run(&mut self, link: &mut Link, peer: &impl PeerProtocol) -> Result<ExecReply> {
         let mut heartbeat = Heartbeat::new(peer.silence_timeout());
         loop {
@@ -191,7 +192,8 @@ impl Job {
         }
     }
 
-    /// Whether more output may be pending than the peer accepts now. This may last for any time.
+    /// Whether more output may be pending than the peer accepts now. The peer may accept none for
+    /// any length of time.
     fn is_blocked(&self, link: &Link) -> bool {
         let mut open = self.output.iter().zip(&self.credit).filter(|(output, _)| output.is_some());
         open.any(|(_, credit)| credit.left() == 0 || link.unsent() > MAX_UNSENT)
@@ -245,7 +247,7 @@ impl Job {
                     self.container.sync_with_home()?;
                     let mut bytes = [u8::from(group); 5];
                     bytes[1..].copy_from_slice(&number.to_le_bytes());
-                    // It may have just ended.
+                    // The command may have just ended.
                     let _gone = self.init.write_all(&bytes);
                 }
             }
@@ -328,7 +330,8 @@ impl Job {
             Ok(InitEvent::StartFailed(what, errno)) => return Ok(Some(ExecReply::StartFailed(what, errno))),
             Ok(InitEvent::Exited(status, cpu_us)) => self.set_ended(status, cpu_us),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // Its init was killed, and so the kernel has killed the command.
+            // Its init was killed, and so the kernel has killed the command; or its init could not
+            // be started.
             Err(error) => {
                 tracing::info!(%error, "a command's init was killed");
                 self.set_ended(libc::SIGKILL, 0);

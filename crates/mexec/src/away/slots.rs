@@ -260,7 +260,8 @@ mod tests {
         let slot = late.accept().unwrap();
         assert!(slots.try_acquire(3).is_none(), "a queued request is not overtaken");
         drop(first.1);
-        // Now each has at most one: the oldest request of the user who waits gets it.
+        // Now each user has at most one slot: the oldest request of the waiting user gets the free
+        // one.
         assert!(greedy[0].wait_for_offer(NOW) && !greedy[1].wait_for_offer(NOW));
         drop(slot);
         assert!(greedy[1].wait_for_offer(NOW));

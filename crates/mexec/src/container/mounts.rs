@@ -2,8 +2,9 @@
 //!
 //! The root is a small tmpfs in which each directory of home's root is mounted. It is not home's
 //! root itself with mounts in it: the kernel removes a mount, for all processes, when the FUSE
-//! client finds that the directory below it was replaced. Shared directories are mounted in home's
-//! nevertheless: if such a mount is removed, the path leads to the same files through home.
+//! client finds that the directory below it was replaced. Shared directories are nevertheless
+//! mounted inside home's directories: if such a mount is removed, the path leads to the same files
+//! through home.
 
 use super::setup_dir;
 use anyhow::{Context, Result, bail};
@@ -27,8 +28,9 @@ use tern_node::Config;
 /// The directories of the node itself that a container has. /proc is mounted for each command.
 const NODE_DIRS: [&str; 3] = ["dev", "sys", "run"];
 
-/// Sets up the mounts of this process' container, and makes it its root. Returns the root of the
-/// MFS tree: an fsync of that makes later accesses see everything that was done at home before.
+/// Sets up the container's mounts, and makes the container's root this process's root. Returns the
+/// root of the MFS tree: an fsync of it makes later accesses see everything that was done at home
+/// before.
 ///
 /// # Errors
 /// If home's files are not available, or a mount fails. The namespace, with all mounts, ends with
@@ -51,7 +53,7 @@ pub(super) fn set_up(config: &Config, home: NodeId, shared: &[PathBuf]) -> Resul
         return Err(error);
     }
     for path in shared {
-        // Home's own directory has the same files.
+        // On failure the directory stays home's, which has the same files.
         if let Err(error) = mount_shared(path, &root) {
             tracing::warn!("{} is used through node {home}: {error:#}", path.display());
         }
@@ -63,8 +65,8 @@ pub(super) fn set_up(config: &Config, home: NodeId, shared: &[PathBuf]) -> Resul
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let tree = rustix::fs::open(&files, flags, Mode::empty())?;
-    // Another namespace, with the container's own mounts only: each command gets a copy of it. The
-    // MFS client keeps the mounts that it needs.
+    // A further namespace, which is to have the container's own mounts only: each command gets a
+    // copy of it. The MFS client stays in the first one, with the mounts that it needs.
     new_mount_namespace()?;
     mount_remount(&root, MountFlags::BIND | MountFlags::RDONLY, c"")
         .context("cannot make the container's root read-only")?;
@@ -75,8 +77,8 @@ pub(super) fn set_up(config: &Config, home: NodeId, shared: &[PathBuf]) -> Resul
     Ok(tree)
 }
 
-/// Mounts a shared directory of this node over home's, which has the same files. Symbolic links could lead out of
-/// the container; a declared path has none.
+/// Mounts a shared directory of this node over home's, which has the same files. Symbolic links
+/// could lead out of the container; a declared path has none.
 fn mount_shared(path: &Path, root: &Path) -> Result<()> {
     let node_dir = SharedDir::open(path)?;
     let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -113,8 +115,8 @@ fn new_mount_namespace() -> Result<()> {
     Ok(())
 }
 
-/// Makes the node's own files the container's: later mounts of the node appear here, but the
-/// commands' /proc mounts do not appear there.
+/// Gives the container the node's own files: later mounts of the node appear in the container, but
+/// the commands' /proc mounts do not appear on the node.
 ///
 /// # Errors
 /// If no namespace can be created.
@@ -172,8 +174,8 @@ fn mount_home(files: &Path, home: NodeId, root: &Path) -> Result<()> {
                 mount_bind_recursive(&from, &to)
                     .with_context(|| format!("cannot show {}", from.display()))?;
             }
-            // Home's /mfs is home's own MFS tree. The container's, mounted here instead, has the
-            // same files.
+            // Home's /mfs is home's own MFS tree. The container's own tree, mounted here instead,
+            // has the same files.
             b"mfs" => mount_bind_recursive(files, &to).context("cannot show /mfs")?,
             // Some directories, such as lost+found, have no access rights for anyone.
             _ => drop(mount_bind(&from, &to)),

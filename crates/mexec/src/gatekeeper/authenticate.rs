@@ -1,4 +1,4 @@
-//! Authentication of a client. No other frame is accepted before.
+//! Authentication of a client, before which no other frame is accepted.
 
 use super::client_keys::ClientKeys;
 use super::messages::{Hello, Proof, VERSION, encode_refusal, kind};

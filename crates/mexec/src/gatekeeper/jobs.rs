@@ -76,7 +76,7 @@ impl Jobs {
         jobs
     }
 
-    /// Ends the jobs of those clients for which `reason` returns one. Returns their number.
+    /// Ends the jobs of those clients for which `reason` returns a reason. Returns their number.
     pub(super) fn end_where(&self, reason: impl Fn(&str) -> Option<String>) -> usize {
         let mut reasons: HashMap<String, Option<String>> = HashMap::new();
         for job in self.all() {

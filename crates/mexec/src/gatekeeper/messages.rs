@@ -12,7 +12,7 @@
 //!  SIGNAL NAME ─▶                        INT, TERM …: numbers differ between systems
 //!         ◀─ ENDED    {"code": N} or {"signal": NAME, "number": N}
 //! ```
-//! Strings of the system, such as arguments, are any bytes but zero. In JSON each byte is one
+//! Arguments, values of variables, and paths are any bytes but zero. In JSON each byte is one
 //! character, U+0001 to U+00FF.
 
 use crate::away::job::PeerProtocol;
@@ -74,7 +74,7 @@ pub(super) struct ClientJobRequest {
     /// Whether standard input is forwarded.
     #[serde(default)]
     pub(super) input: bool,
-    /// Standard output and error are the same file at the client.
+    /// Whether standard output and error are the same file at the client.
     #[serde(default)]
     pub(super) joined: bool,
 }
@@ -106,7 +106,7 @@ impl ClientJobRequest {
     }
 }
 
-/// A string of the system.
+/// An argument, the value of a variable, or a path: any bytes but zero.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) struct ByteString(pub(super) Vec<u8>);
@@ -124,7 +124,7 @@ impl TryFrom<String> for ByteString {
     }
 }
 
-/// Limits of jobs that this process has changed for itself.
+/// Resource limits that jobs get, and that this process has changed for itself.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobLimits {
     /// Open files: soft and hard.

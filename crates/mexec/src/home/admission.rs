@@ -1,6 +1,6 @@
-//! Limits the concurrent placement searches of each user. The others wait here, without a
-//! connection to every node. Searches that name one node are counted separately for that node:
-//! while it has no free slot, the user's other commands must not wait.
+//! Limits the concurrent placement searches, and the placed commands, of each user. Further
+//! searches wait here, without a connection to every node. Searches that name one node are counted
+//! separately for that node: while it has no free slot, the user's other commands must not wait.
 
 use crate::lock;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Run times of commands by class and user. ShortPermit commands are not sent to other nodes.
+//! Run times of commands by class and user. Short commands are not sent to other nodes.
 
 use crate::lock;
 use std::collections::HashMap;
@@ -6,8 +6,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 /// In seconds. A shorter command gains nothing from another node, since starting it there and
-/// accessing its files cost some milliseconds each. A command that needs less CPU time does not
-/// wait for a slot: on a busy node its run time is mostly spent waiting for others.
+/// accessing its files cost some milliseconds each. A command that needs less CPU time than this
+/// does not wait for a slot, even if it runs longer: on a busy node it mostly waits for other
+/// processes.
 const SHORT_SECONDS: f32 = 0.02;
 
 /// The weight of a new measurement in the average: one long command among short ones must not
@@ -49,16 +50,16 @@ impl CommandClasses {
 
     /// Permits this user's next command of the class to run here as a short one, until the permit
     /// is dropped. `None` if the class is long or was never run, or if too many run already. The
-    /// limit is for a compiler that was called a hundred times for its version, and so counts as
-    /// short when a build begins: without it, every compilation started before the first has ended
-    /// would stay here. If they are short, a permit becomes free soon; if not, the average soon
-    /// shows that.
+    /// limit matters for a compiler that so far was called only for its version, and therefore
+    /// counts as short when a build begins: without the limit, every compilation that starts before
+    /// the first has ended would stay here. If the commands are short, a permit becomes free soon;
+    /// if not, the average soon shows that.
     pub(super) fn permit_short(&self, uid: u32, class: &str) -> Option<ShortPermit<'_>> {
         self.permit(uid, class, |stats| stats.wall)
     }
 
-    /// The same for a command that finds no free slot: it needs so little CPU time that it must not
-    /// wait.
+    /// As [`permit_short`](Self::permit_short), but by CPU time instead of run time: for a command
+    /// that finds no free slot, and needs so little CPU time that it must not wait for one.
     pub(super) fn permit_light(&self, uid: u32, class: &str) -> Option<ShortPermit<'_>> {
         self.permit(uid, class, |stats| stats.cpu_need)
     }

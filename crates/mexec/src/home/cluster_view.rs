@@ -33,7 +33,7 @@ impl ClusterView {
     }
 
     /// All nodes of the map. `our_commands` returns the number of this node's commands on a node,
-    /// and how many of them its load includes.
+    /// and how many busy CPUs of the node's load are due to them.
     ///
     /// # Errors
     /// If ternd does not respond, or is in no cluster.

@@ -20,7 +20,7 @@ use tern_wire::{Identity, Link, LinkError, Preamble};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_TIMEOUT_RETRIES: u32 = 2;
 
-/// How often a connection is tried again that the node has closed at once, and the pause before
+/// How often a connection that the node has closed at once is tried again, and the pause before
 /// each retry.
 const MAX_CLOSED_RETRIES: u32 = 10;
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -107,12 +107,12 @@ impl NodeLinks {
 /// Sends a request and waits for the reply.
 ///
 /// # Errors
-/// Those of the link, or if something else than a reply arrives.
+/// Those of the link, or if anything but a reply or a heartbeat arrives.
 pub(super) fn call(link: &mut Link, request: &ExecRequest, deadline: Instant) -> Result<ExecReply> {
     let bytes = tern_wire::encode(request).context("the request is too long")?;
     link.send(kind::EXEC_REQUEST, 0, &[&bytes], deadline)?;
     loop {
-        // The away half may take long, and must see that this half is alive.
+        // The away half may take long to reply, and meanwhile must see that this half is alive.
         let frame = match link.recv(deadline.min(Instant::now() + Heartbeat::INTERVAL)) {
             Err(LinkError::Timeout) if Instant::now() < deadline => {
                 link.send(kind::HEARTBEAT, 0, &[], deadline)?;

@@ -1,12 +1,13 @@
 //! Ranks the nodes for a command: pure functions of the state of all nodes.
 //!
 //! Commands sent in the last second are not in the published loads yet. So a node counts as busy
-//! with the commands sent to it from here, or by its load, whichever is more. A command gets the
-//! share of a CPU that is left for one more. The node where it will end first ranks first, by the
-//! CPU time that such commands need, if known, and by the cost of starting one on another node.
-//! Home ranks first while it is idle: a command there needs no link, and no remote files. After
-//! that it takes one command more than it has CPUs, as other nodes do, and ranks last among equally
-//! fast nodes, since it serves files to all of them.
+//! with the commands sent to it from here, or by its load, whichever is more. (Home knows how much
+//! of its load is due to its commands, and subtracts that.) A command gets the share of a CPU that
+//! is left for one more. The node where it will end first ranks first, by the CPU time that such
+//! commands need, if known, and by the cost of starting one on another node. Home ranks first while
+//! it is idle: a command there needs no link, and no remote files. When it is busy it takes up to
+//! one command more than it has CPUs, as other nodes do, and ranks last among equally fast nodes,
+//! since it serves files to all of them.
 
 use crate::messages::PlacementReason;
 use std::time::Duration;
@@ -16,9 +17,9 @@ use tern_ids::NodeId;
 /// CPU (docs/benchmarks.md, "Placed commands").
 const REMOTE_START_COST: f32 = 0.02;
 
-/// In seconds of a standard CPU. If a command needs less than this and no other one is running, the
-/// load of home is attributed to its caller, a script that now waits for it. If that is wrong, the
-/// command ends soon all the same.
+/// In seconds of a standard CPU. If a command needs less than this and no other one is running, one
+/// busy CPU of home is attributed to its caller, a script that now waits for it. If that is wrong,
+/// the command ends soon all the same.
 const LIGHT_COMMAND_SECONDS: f32 = 0.2;
 
 /// How long a command waits for a slot on other nodes while home is busy with other work. Other
@@ -39,8 +40,8 @@ pub(super) struct NodeInfo {
     pub(super) load: f32,
     /// Commands of this node that run there.
     pub(super) our_commands: u32,
-    /// The number of those that the load already includes; 0 for other nodes, where it is not
-    /// known.
+    /// How many busy CPUs of `load` are due to commands of this node, running or just ended; 0 for
+    /// other nodes, where this is not known.
     pub(super) in_load: f32,
     /// It is up, and accepts commands.
     pub(super) is_open: bool,
@@ -106,7 +107,7 @@ impl NodeInfo {
     }
 
     /// Estimated seconds for a command that needs `need` seconds of a standard CPU. `is_only`: the
-    /// node is home, and no command runs anywhere.
+    /// node is home, and no command of home runs anywhere.
     fn estimated_seconds(&self, need: Option<f32>, is_home: bool, is_only: bool) -> f32 {
         let caller = if is_only && need.is_some_and(|need| need < LIGHT_COMMAND_SECONDS) { 1.0 } else { 0.0 };
         let speed = self.speed_with((self.busy_cpus() - caller).max(0.0)).max(1.0);
@@ -119,7 +120,8 @@ impl NodeInfo {
         self.busy_cpus() + 1.0 <= self.cpus.max(1.0) + 0.5
     }
 
-    /// The time on a standard CPU of its own of a command that took `took` on this node.
+    /// The time that a command which took `took` on this node would take on a standard CPU of its
+    /// own.
     pub(super) fn standard_time(&self, took: Duration) -> Duration {
         Self::to_standard(self.speed, took.mul_f32((self.cpus / self.busy_cpus().max(1.0)).clamp(0.0, 1.0)))
     }
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(ids(&with(known(1, 10_000, 0.0, 1)), &ANY), [2, 3, 1]);
         assert_eq!(ids(&with(known(1, 10_000, 0.0, 2)), &ANY), [2, 3]);
         assert_eq!(ids(&with(known(1, 10_000, 190.0, 0)), &ANY), [2, 3]);
-        // As fast as the other nodes are now.
+        // Home is as fast as node 2 is now.
         let one_each = [known(1, 10_000, 0.0, 1), known(2, 10_000, 0.0, 1), known(3, 10_000, 0.0, 2)];
         assert_eq!(ids(&one_each, &ANY), [2, 1, 3]);
     }

@@ -85,7 +85,8 @@ impl Home {
                 }
             }
             caller.queue_place.iter().for_each(QueuePlace::clear_event);
-            // Report changes of the user's usage. One caller does so for all of the user's callers.
+            // Report changes of the user's usage. If several callers of the user are in the queue
+            // for this node, only the first of them does so.
             if caller.queue_place.as_ref().is_none_or(|place| self.queue.is_first_of_user(uid, place)) {
                 for (node, link, reported) in &mut waiting {
                     let usage = self.usage.of_user(uid, Some(*node));

@@ -29,10 +29,11 @@ pub(super) struct UsageTracker {
 struct State {
     /// Number of running commands, by node and user.
     counts: HashMap<(NodeId, u32), u32>,
-    /// The number of commands running here that the load includes, as of `since`.
+    /// How many busy CPUs of this node's load are due to commands here, as of `since`: their
+    /// number, averaged as the load is.
     in_load: f32,
-    /// Standard CPUs that each user had, as a decaying average. CPU time is counted, since a
-    /// command on a crowded node gets less of it than elapsed time.
+    /// Standard CPUs that each user's commands used, as a decaying average. CPU time is counted,
+    /// not elapsed time, since a command on a crowded node gets less than a CPU.
     recent_cpu: HashMap<u32, f64>,
     /// The expected CPU rate of a running command in standard CPUs, learned from ended ones.
     expected_rate: f64,
@@ -67,14 +68,14 @@ impl State {
                 f64::from(*count) * self.expected_rate * (1.0 - kept);
         }
         self.charged_s += self.expected_rate * passed;
-        // Drops usage of hours ago. A command that has just started has more, even if all waiters
-        // update this every millisecond.
+        // Drops users whose usage is hours ago. A command that has just started adds more than this
+        // limit at its first update, even if all waiters update every millisecond.
         self.recent_cpu.retain(|_, recent_cpu| *recent_cpu > 1e-9);
         self.since = now;
     }
 
-    /// Replaces the charge of an ended command by its real usage. Its node's report is
-    /// limited to the CPUs of a large machine.
+    /// Replaces the charge of an ended command by the usage that its node reports, at most that of
+    /// 64 CPUs.
     fn settle(&mut self, uid: u32, wall: Duration, charged: f64, used: Duration) {
         let wall = wall.as_secs_f64().max(1e-3);
         let used = used.as_secs_f64().min(wall * 64.0);
@@ -102,8 +103,8 @@ impl UsageTracker {
         }
     }
 
-    /// The number of commands that run on a node, and, for this node, how many of them its load
-    /// includes.
+    /// The number of commands that run on a node, and, for this node, how many busy CPUs of its
+    /// load are due to commands.
     pub(super) fn on_node(&self, node: NodeId) -> (u32, f32) {
         let mut state = lock(&self.state);
         state.advance(self.me, Instant::now());

@@ -36,8 +36,8 @@ use std::time::{Duration, SystemTime};
 const TTL: Duration = Duration::ZERO;
 
 /// The extended attribute by which a deputy asks whether a guest may open files of this tree
-/// directly (`deputy/place.rs`). The kernel lets every user read attributes in the `system`
-/// namespace.
+/// directly (`crates/image/src/node_file.rs`). The kernel lets every user read attributes in the
+/// `system` namespace.
 const DFSA: &str = "system.mfs_dfsa";
 
 /// The attribute that the kernel reads when a file is executed or written.
@@ -71,8 +71,9 @@ fn send_entry(reply: ReplyEntry, entry: &EntryReply) {
     entry.deliver(|ttl, name| reply.entry_with_ttls(&ttl, &name, &entry.attr, entry.generation));
 }
 
-/// Background requests (readahead) of the kernel at a time: more than the connections to one node,
-/// and fewer than the threads, so that an unresponsive node leaves some of both for others.
+/// Maximum number of background requests (readahead) of the kernel in flight: more than the
+/// connections to one node, and fewer than the threads, so that an unresponsive node leaves
+/// background requests and threads for other nodes.
 const MAX_BACKGROUND: u16 = 48;
 
 impl Filesystem for MountedTree {
@@ -96,8 +97,9 @@ impl Filesystem for MountedTree {
             // All directory reads are FUSE_READDIRPLUS then.
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_ASYNC_DIO,
-            // The server clears set-user-ID bits and capabilities, as the caller. With the second
-            // flag the kernel need not check before each write whether there are any.
+            // The server's kernel clears set-user-ID bits and capabilities, since the server writes
+            // as the caller. With the second flag the kernel need not check before each write
+            // whether there are any.
             InitFlags::FUSE_HANDLE_KILLPRIV,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
@@ -443,8 +445,9 @@ impl Filesystem for MountedTree {
             send_xattr(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
-        // Before a passthrough write the kernel asks for the size of the capabilities, and removes
-        // them itself.
+        // Before a passthrough write the kernel asks for the size of this attribute. The server
+        // need not be asked: with the write, the kernel clears the backing file's capabilities
+        // itself.
         let is_cleared_by_kernel =
             |inode: &Inode| name == CAPABILITY && size == 0 && inode.passthrough.is_active();
         if self

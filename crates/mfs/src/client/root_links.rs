@@ -15,7 +15,7 @@ pub(crate) enum RootLink {
     Magic,
     /// The node where the process executed its program.
     LastExec,
-    /// The administration's tree, which belongs to no node.
+    /// The administration tree, which belongs to no node.
     Admin,
     /// A node by its name; this node as `0`.
     Node(NodeId),
@@ -25,7 +25,8 @@ pub(crate) enum RootLink {
 const FIRST_NODE_LINK: u64 = 1 << 20;
 
 impl RootLink {
-    /// The links that depend on the caller, with their names, and the administration's tree.
+    /// The links that depend on the caller and the link to the administration tree, with their
+    /// names.
     pub(crate) const NAMED: [(Self, &'static str); 6] = [
         (Self::Here, "here"),
         (Self::Home, "home"),

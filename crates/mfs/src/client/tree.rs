@@ -49,7 +49,7 @@ pub(crate) struct Tree {
     pub(crate) mapped_files: OnceLock<MappedFiles<PassthroughOpen>>,
     /// File systems (volumes) of this node that do not support passthrough.
     pub(crate) no_passthrough: Mutex<HashSet<u64>>,
-    /// Where the administration's tree is mounted.
+    /// Where the administration tree is mounted.
     admin: Option<PathBuf>,
     /// A guest on a file's own node may open it directly.
     pub(crate) dfsa: bool,
@@ -165,7 +165,7 @@ impl Tree {
         Ok(node.to_string().into_bytes())
     }
 
-    /// A thread has created or opened a file of this node.
+    /// Records for the `magic` link that a thread has created or opened this file.
     pub(crate) fn note_created(&self, tid: u32, inode: &Inode) {
         self.magic_link.note_created(&self.run_dir, tid, inode.node());
     }
@@ -187,7 +187,7 @@ impl Tree {
         }
         let callbacks = std::thread::Builder::new().name("callback".into());
         match callbacks.spawn(move || run_callback_channel(&recalled, &inodes, &invalidator, &tried)) {
-            // Files opened before the callback channel is connected get no lease.
+            // Wait for the first attempt to connect: files opened before that get no lease.
             Ok(_) => drop(first_attempt.recv_timeout(PROBE_INTERVAL)),
             // Without it there are no leases, and nothing is cached.
             Err(error) => {
@@ -250,8 +250,8 @@ impl Tree {
     /// Calls an operation on objects of one node.
     ///
     /// # Errors
-    /// The server's, and `ESTALE` if a dentry on the path is stale; the kernel then walks the path
-    /// again.
+    /// The server's; `EXDEV` if the objects are on several nodes; `ESTALE` if a dentry on the path
+    /// is stale, whereupon the kernel walks the path again.
     pub(crate) fn call_on_all(
         &self,
         via: Via,
@@ -314,11 +314,12 @@ impl Tree {
         Err(Errno::STALE)
     }
 
-    /// The dentry checks to send. None are needed while the thread walks its path again, since the
-    /// kernel looks up each component then.
+    /// The dentry checks to send; `None` if they do not fit into a request. While the thread walks
+    /// its path again no check is needed, since the kernel looks up each component then.
     fn checks_for(&self, via: Via, is_mid_path: bool, inodes: &[&Arc<Inode>]) -> Option<Vec<DentryCheck>> {
         match via {
-            // Components in the middle of the path are checked by the operation at its end.
+            // In the middle of a path, these inodes need not have been looked up in the second
+            // walk: the operation at the path's end requires that.
             Via::Path(tid) if is_mid_path && self.path_retries.is_retrying_to(tid, &[]) => Some(Vec::new()),
             Via::Path(tid) if !is_mid_path && self.path_retries.is_retrying_to(tid, inodes) => {
                 Some(Vec::new())
@@ -440,8 +441,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Renews all leases. When this returns, all changes made on this tree's nodes so far are
-    /// visible.
+    /// Renews all renewable leases. When this returns, the tree shows all changes made on its nodes
+    /// before the call.
     ///
     /// # Errors
     /// `EIO` if a node does not respond.

@@ -79,7 +79,7 @@ pub enum Op {
         at: u64,
         length: u32,
     },
-    /// A file opened with `O_APPEND` is appended to, whatever `at` is.
+    /// `append`: the file is open with `O_APPEND`, so the data is appended, whatever `at` is.
     Write {
         opened: OpenId,
         at: u64,
@@ -126,7 +126,7 @@ pub enum Op {
         at: u64,
         data: bool,
     },
-    /// Copies between two files of this node, without sending their content anywhere.
+    /// Copies between two files of the server's node, which does not send their content.
     CopyFileRange {
         from: OpenId,
         at: u64,
@@ -134,8 +134,8 @@ pub enum Op {
         to_at: u64,
         length: u64,
     },
-    /// Sets or removes a record lock of fcntl. `owner` is the client's number for the locking
-    /// process, until it is released.
+    /// Sets or removes a record lock of fcntl. `owner` is the client's number for the lock owner (a
+    /// process or an open file description), valid until the owner is released.
     SetLock {
         opened: OpenId,
         owner: u64,
@@ -160,7 +160,8 @@ pub enum Op {
 
 impl Op {
     /// Whether it may be repeated after a restart of the server, when it is unknown whether the
-    /// previous server executed it. Open files named in the lost reply no longer exist then.
+    /// previous server executed it. A file that the previous server opened for it is no longer open
+    /// then.
     #[must_use]
     pub fn may_retry_after_restart(&self) -> bool {
         self.is_idempotent()

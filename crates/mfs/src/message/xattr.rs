@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// Set of the kinds of extended attributes, as far as they differ in visibility (xattr(7)).
+/// A set of kinds of extended attributes (xattr(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XattrKinds(u8);
 
@@ -16,8 +16,8 @@ const CAPABILITY: (u8, &[u8]) = (4, b"security.capability");
 /// `user.` and `security.` attributes.
 const USER_OR_SECURITY: u8 = 8;
 
-/// Attributes of a file system's own, such as `btrfs.compression`: they are listed, but only the
-/// node can read them.
+/// Any other listed attribute except `trusted.` ones, such as `btrfs.compression`, which the file
+/// system defines. A request for its value is always sent to the node.
 const FS_SPECIFIC: u8 = 16;
 
 impl XattrKinds {
@@ -35,8 +35,8 @@ impl XattrKinds {
         Self(names.fold(0, |all, name| all | kind(name).unwrap_or_else(|| unlisted(name))))
     }
 
-    /// Whether the file may have an attribute of this name. Always true for those that only root
-    /// can see (`trusted.`).
+    /// Whether the file may have an attribute of this name. Always true for a name of another kind,
+    /// such as `trusted.`, which only root can see.
     #[must_use]
     pub fn may_have(self, name: &OsStr) -> bool {
         kind(name.as_bytes()).is_none_or(|kind| self.0 & kind != 0)

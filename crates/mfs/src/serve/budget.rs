@@ -1,8 +1,8 @@
 //! Limits the number of descriptors that all sessions hold together.
 //!
-//! Objects, open files and lock owners take one each. When the limit is reached, objects are
-//! forgotten, and their clients look them up again: the oldest objects of the session that has
-//! most, so that a walk through a large tree evicts its own objects.
+//! Objects, open files and lock owners take one each. When the limit is reached, the oldest objects
+//! of the session that has the most are forgotten, and its client looks them up again. So a walk
+//! through a large tree evicts its own objects.
 //!
 //! Lock order: the list of sessions, then the objects of one session. A caller of
 //! [`FdBudget::acquire`] holds neither.
@@ -50,7 +50,7 @@ impl FdBudget {
     /// Takes one descriptor from the budget, evicting objects if it is exhausted.
     ///
     /// # Errors
-    /// `ENFILE` if open files have taken all.
+    /// `ENFILE` if open files and lock owners have taken all.
     pub(crate) fn acquire(self: &Arc<Self>) -> Result<FdPermit, Errno> {
         loop {
             let permit = FdPermit(self.clone());
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!((small.object_count(), large.object_count()), (5, 15));
         assert!(few.iter().all(|object| small.object(*object).is_some()));
         assert!(many[85..].iter().all(|object| large.object(*object).is_some()));
-        // A session that comes later finds room at once.
+        // The smaller session gets room at once: objects of the larger one are evicted.
         let more: Vec<_> = (5..10).map(|n| hold(&small, n)).collect();
         assert!(more.iter().all(|object| small.object(*object).is_some()));
         assert_eq!((small.object_count(), large.object_count()), (10, 10));

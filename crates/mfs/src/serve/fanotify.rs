@@ -10,9 +10,9 @@
 //! meanwhile the kernel merges equal ones, so that a program that writes in a loop causes few.
 //!
 //! Marks belong to a [`Group`], which is closed, with all its marks, when every lease granted while
-//! it was current has ended. By then there is a newer group. So no file has to be found again to
-//! remove its mark, and a file that is not accessed from elsewhere any more costs nothing after
-//! twice [`GROUP_LIFETIME`].
+//! it was current has ended. By then there is a newer group, in which files with renewable leases
+//! have been marked again. So no file has to be found again to remove its mark, and a file that is
+//! not accessed from elsewhere any more costs nothing after twice [`GROUP_LIFETIME`].
 //!
 //! A file that a guest of this node writes has no mark ([`ChangeWatcher::unwatch`]): no session
 //! gets a lease of it meanwhile, and the next lease marks it again.
@@ -88,7 +88,7 @@ struct Groups {
     current: Group,
     /// Its marks are needed until the leases have ended that were granted while it was current.
     previous: Option<Group>,
-    /// Whether a file system is changed by this node only.
+    /// By file system: whether only this node can change it.
     is_local: HashMap<u64, bool>,
 }
 
@@ -103,7 +103,8 @@ pub(crate) struct ChangeWatcher {
 
 impl Group {
     fn new() -> io::Result<Self> {
-        // `nix` does not define this flag: events identify the file, instead of opening it.
+        // With this flag, which `nix` does not define, events identify the file instead of opening
+        // it.
         let fid = InitFlags::from_bits_retain(libc::FAN_REPORT_FID);
         let flags = InitFlags::FAN_CLASS_NOTIF
             | InitFlags::FAN_CLOEXEC
@@ -185,12 +186,12 @@ impl ChangeWatcher {
         previous.iter_mut().chain([current]).for_each(|group| group.unmark(&path, key));
     }
 
-    /// Reads all queued events and recalls the leases that they concern, also those that another
-    /// thread has begun to process.
+    /// Reads all queued events and recalls the leases that they concern. First waits for a thread
+    /// that is already processing events.
     pub(crate) fn drain_events(&self, leases: &LeaseTable) {
         let mut buffer = lock(&self.buffer);
         for source in self.sources() {
-            // Enough for all events that the kernel queues.
+            // The limit covers all events that the kernel queues.
             for _ in 0..MAX_QUEUED_EVENTS.div_ceil(READ_SIZE / 64) {
                 if !self.read(&source, &mut buffer, leases) {
                     break;
@@ -208,8 +209,9 @@ impl ChangeWatcher {
                 tracing::info!("fanotify events were lost: all leases are recalled");
                 leases.recall_all_changed();
             } else if let Some(key) = self.file_of(&event)
-                // After `file_of`: the server's own changes are ignored, but if it dropped a
-                // removed file's last descriptor, the mark is gone.
+                // Checked after `file_of`: the server's own events cause no recall, but one may
+                // report that a removed file's mark is gone, since the server dropped the last
+                // descriptor.
                 && event.process != own
             {
                 leases.recall_changed(key);
@@ -242,8 +244,8 @@ impl ChangeWatcher {
         Some(key)
     }
 
-    /// Starts a new group if the current one is old enough, or full. Returns the group to close,
-    /// and the files that have a mark only in that group.
+    /// Starts a new group if the current one is old enough; a full one need not be as old. Returns
+    /// the group to close, and the files that have a mark only in that group.
     fn rotate(&self) -> (Option<Group>, Vec<FileKey>) {
         let mut groups = lock(&self.groups);
         let min_age = if groups.current.handles.len() < MAX_MARKS { GROUP_LIFETIME } else { TERM };
@@ -270,9 +272,9 @@ impl ChangeWatcher {
     }
 }
 
-/// Whether this is a file system that no other machine changes, since the kernel reports no changes
-/// by others. These are known to be local (`linux/magic.h`): ext, XFS, Btrfs, F2FS, bcachefs, ZFS,
-/// overlayfs, tmpfs, ramfs, squashfs, EROFS, ISO 9660, FAT, exFAT.
+/// Whether no other machine can change this file system: the kernel would not report such changes.
+/// These file systems are known to be local (`linux/magic.h`): ext, XFS, Btrfs, F2FS, bcachefs,
+/// ZFS, overlayfs, tmpfs, ramfs, squashfs, EROFS, ISO 9660, FAT, exFAT.
 pub(super) fn is_local(fd: impl AsFd) -> bool {
     const LOCAL: [u32; 14] = [
         0xef53,
@@ -301,8 +303,8 @@ pub(crate) fn start(leases: &Weak<LeaseTable>) -> io::Result<Arc<ChangeWatcher>>
     let groups = Groups { current: Group::new()?, previous: None, is_local: HashMap::new() };
     let watcher = Arc::new(ChangeWatcher::new(groups));
     let (watching, leases) = (watcher.clone(), leases.clone());
-    // Set by tests, to distinguish code that drains the events from code that finds them read by
-    // chance.
+    // Set by tests, to distinguish code that drains the events from code that works only because
+    // the thread has read them in time.
     let delay = std::env::var("TERN_LATE_NOTICES").ok().and_then(|millis| millis.parse().ok());
     let delay = delay.map(Duration::from_millis);
     let run = move || {

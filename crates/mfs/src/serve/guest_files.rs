@@ -1,11 +1,11 @@
-//! Files of this node that are opened for its guests: a guest whose home has open a file of the
-//! guest's own node gets a descriptor of that file, and does not access it through its home and MFS
-//! (docs/design/delegation.md).
+//! Files of this node that are opened for its guests. If a guest's home has a file of the guest's
+//! own node open, the guest gets a descriptor of that file, and does not access it through its home
+//! and MFS (docs/design/delegation.md).
 //!
-//! The guest's shim requests it at the server's door. The same rules hold as for its home: the user
-//! must be able to reach the file step by step. The file counts as open, in a session for this
-//! node's guests, until the shim closes its socket; so other nodes get no leases of a file that is
-//! written meanwhile.
+//! The guest's shim requests the descriptor over the server's control socket. The same rules hold
+//! as for the guest's home: the user must be allowed to look up each component of the path. The
+//! file counts as open, in a session for this node's guests, until the shim closes its socket; so
+//! other nodes get no leases of a file that is open for writing.
 
 use super::impersonate::Impersonation;
 use super::perform::{OpContext, OpError, opens_for_writing};
@@ -41,7 +41,8 @@ const MAX_PATH_DEPTH: usize = 200;
 #[derive(Debug, Default)]
 pub(super) struct GuestFiles {
     count: AtomicUsize,
-    /// Shut down to tell a shim to close its file.
+    /// The sockets of the shims that have the files open. Shutting one down makes its shim close
+    /// the file.
     sockets: Mutex<HashMap<OpenId, UnixStream>>,
 }
 
@@ -101,7 +102,7 @@ impl Server {
             if !self.is_exporting.load(Ordering::Acquire) {
                 self.guests.revoke_all();
             }
-            // For as long as the guest uses it.
+            // Wait until the shim closes the socket, or `revoke_all` shuts it down.
             let _blocking = socket.set_read_timeout(None);
             while socket.read(&mut [0]).map_or_else(|e| e.kind() == ErrorKind::Interrupted, |read| read > 0) {
             }
@@ -125,8 +126,8 @@ impl Server {
         caller.reply_with_fd(file.fd.as_fd())
     }
 
-    /// Whether this is the file with that number, and open at home: otherwise another file may have
-    /// got its inode number.
+    /// Whether this is the file with that inode number, and a mounted tree has it open, as that of
+    /// the guest's home does: if it were closed, another file might have got the number.
     fn is_expected_file(&self, attributes: &Attributes, number: u64) -> bool {
         let is_open = || {
             lock(&self.sessions).iter().any(|((_, id), s)| *id != GUEST_SESSION && s.is_open(attributes.key))

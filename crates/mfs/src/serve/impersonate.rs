@@ -1,5 +1,5 @@
-//! Impersonation: a server thread takes the caller's user and groups, and no capabilities, while it
-//! performs the caller's request.
+//! Impersonation: a server thread takes the caller's user and groups while it performs the caller's
+//! request. It has no capabilities then, unless the caller is root.
 //!
 //! Only the effective IDs change; the raw system calls change those of the calling thread alone.
 //! All effective capabilities are dropped with them, also those that `setfsuid` would keep, such as

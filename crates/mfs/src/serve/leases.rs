@@ -7,14 +7,14 @@
 //! and waits until they are returned, at most for the term. A session that has the file open for
 //! writing writes without further recalls, since no other session can get a lease meanwhile.
 //!
-//! The client counts the term from before its request, the server from its reply, so the client's
+//! The client counts the term from before its request, the server from the grant, so the client's
 //! term ends first. A server that replaces an earlier one does not know the leases that the earlier
 //! one granted, and makes all changes wait until these leases have ended (NFS's grace period).
 //!
-//! Programs on this node take no leases. Their changes are seen by the next open or lookup, which
-//! always reach the server. For files that are already open, fanotify reports the change and the
-//! leases are recalled ([`super::fanotify`]); where it cannot, the change is seen when the term has
-//! ended (docs/design/files.md).
+//! Programs on this node take no leases. Without renewable leases, an open always reaches the
+//! server, and so sees their changes. For files that are already open, and under renewable leases,
+//! fanotify reports the change and the leases are recalled ([`super::fanotify`]); where it cannot,
+//! the change is seen when the term has ended (docs/design/files.md).
 
 use super::fanotify::{self, ChangeWatcher};
 use super::passthrough::{MAPPED_SESSION, MappedWriter};
@@ -159,7 +159,7 @@ impl LeaseTable {
         }
     }
 
-    /// Renews all renewable leases of a session whose files are unchanged.
+    /// Renews the renewable leases of a session, except those that were recalled.
     pub(crate) fn renew(&self, session: &Session) {
         // Under the lock: a later change waits for the new term, and an earlier one has already
         // recalled its leases.
@@ -167,7 +167,8 @@ impl LeaseTable {
         session.renew();
     }
 
-    /// The marks of these files are about to be removed: marks those with renewable leases anew.
+    /// Marks those of these files anew that have renewable leases, since their marks are about to
+    /// be removed. If that fails, recalls the leases.
     pub(crate) fn rewatch(&self, keys: &[FileKey]) {
         for key in keys {
             let session = {
@@ -188,7 +189,7 @@ impl LeaseTable {
         }
     }
 
-    /// These files are no longer watched: recalls their renewable leases.
+    /// Recalls the renewable leases of files that are no longer watched.
     fn recall_renewable(&self, keys: &[FileKey]) {
         let mut files = lock(&self.files);
         for key in keys {
@@ -208,14 +209,15 @@ impl LeaseTable {
         }
     }
 
-    /// A program of this node has changed a file: recalls all leases of it, without waiting.
+    /// Recalls all leases of a file that a program of this node has changed, without waiting for
+    /// their return.
     pub(crate) fn recall_changed(&self, key: FileKey) {
         if let Some(file) = lock(&self.files).get_mut(&key) {
             self.recall_after_change(key, file);
         }
     }
 
-    /// Events were lost: programs of this node may have changed any file.
+    /// Recalls all leases after events were lost: programs of this node may have changed any file.
     pub(crate) fn recall_all_changed(&self) {
         for (key, file) in lock(&self.files).iter_mut() {
             self.recall_after_change(*key, file);
@@ -305,7 +307,8 @@ impl LeaseTable {
         }
     }
 
-    /// A session opens the file for writing; called while it is changing it.
+    /// Counts a session that opens the file for writing. Must be called during a
+    /// [`change`](Self::change) of the file.
     pub(crate) fn add_writer(&self, session: &Session, key: FileKey) {
         *lock(&self.files).entry(key).or_default().writers.entry(session.number).or_default() += 1;
     }
@@ -345,7 +348,8 @@ impl LeaseTable {
         self.returned.notify_all();
     }
 
-    /// Removes leases that have ended, and those of sessions that are not in this list.
+    /// Removes leases whose term has ended, unless they are renewable and belong to one of these
+    /// sessions; also removes the writers of all other sessions.
     pub(crate) fn expire(&self, sessions: &[u64]) {
         let now = Instant::now();
         lock(&self.files).retain(|_, file| {
@@ -471,7 +475,6 @@ mod tests {
         assert!(leases.grant(&session, KEY));
         let mut files = lock(&leases.files);
         let holder = files.get_mut(&KEY).unwrap().holders.get_mut(&session.number).unwrap();
-        // The term has ended.
         (holder.is_renewable, holder.end) = (true, Instant::now());
         session
     }

@@ -47,7 +47,8 @@ pub(crate) fn test(
 ) -> Result<FileReply, Errno> {
     let own_fd = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
     let mut record = flock_record(kind, start, end)?;
-    // Nothing is ever locked through the open file itself.
+    // No record lock is taken through the open file itself, so the kernel reports any conflicting
+    // lock.
     let fd = own_fd.as_deref().unwrap_or(&file.fd);
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
     let kind = match libc::c_int::from(record.l_type) {
@@ -76,7 +77,7 @@ pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
 }
 
 /// The open file description of this lock owner. It is writable if the caller may write the file at
-/// all, since the owner may have opened the file twice and lock through either.
+/// all, since the owner may have opened the file twice and may lock through either descriptor.
 fn owner_fd(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
     if let Some((fd, _)) = owners.get(&(file.key, owner)) {

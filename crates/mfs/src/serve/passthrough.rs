@@ -35,9 +35,9 @@ impl Server {
     }
 }
 
-/// The backing file, if the kernel may access it directly: not if a write must clear privileges
-/// (set-ID bits, capabilities), which passthrough does not do, and not if it is on a file system of
-/// other machines, which check the user.
+/// The backing file, if the kernel may access it directly: not if it has privileges that a write
+/// must clear (set-ID bits, capabilities), and not if its file system is not known to be local,
+/// since another machine might check the user.
 fn open_backing_file(file: &OpenFile) -> Result<BorrowedFd<'_>, Errno> {
     if let Some(fd) = file.backing_file.get() {
         return Ok(fd.as_fd());

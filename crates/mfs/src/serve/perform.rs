@@ -55,8 +55,8 @@ const OPEN_FLAGS: OFlags = OFlags::ACCMODE
 /// Maximum size of an extended attribute's value, and of the list of names: the kernel's limit.
 const MAX_XATTR_SIZE: usize = 65_536;
 
-/// How many times the changed files are determined anew after waiting for leases.
-const MAX_RECHECKS: usize = 4;
+/// Maximum number of attempts. After waiting for leases, the changed files are determined again.
+const MAX_ATTEMPTS: usize = 4;
 
 /// Maximum number of bytes copied by one operation.
 const MAX_COPY: usize = 64 << 20;
@@ -74,8 +74,7 @@ impl OpContext<'_> {
     /// read is put into `out`, which must be empty.
     ///
     /// # Errors
-    /// Those of the system call, or that something is no longer held. The system call defines what
-    /// has happened then.
+    /// Errors of the system call, which define what has been done, and [`OpError::Forgotten`].
     pub(crate) fn perform(
         &self,
         checks: &[DentryCheck],
@@ -86,17 +85,17 @@ impl OpContext<'_> {
         if self.export.is_read_only && op.modifies() {
             return Err(Errno::ROFS.into());
         }
-        let (mut op, mut rechecks) = (op, MAX_RECHECKS);
+        let (mut op, mut attempts_left) = (op, MAX_ATTEMPTS);
         loop {
             let files = self.changed_files(&op)?;
-            rechecks -= 1;
+            attempts_left -= 1;
             let done = self.leases.change(self.session, &files, |has_waited| {
-                // While other sessions returned the leases of the file with this name, the name may
-                // have got another file.
-                if has_waited && rechecks > 0 && self.changed_files(&op).is_ok_and(|now| now != files) {
+                // While this operation waited for leases, a name may have come to mean another
+                // file.
+                if has_waited && attempts_left > 0 && self.changed_files(&op).is_ok_and(|now| now != files) {
                     return Err(op);
                 }
-                // As late as possible, since leases may have been waited for.
+                // The dentries are checked only now, since waiting for leases may have taken long.
                 Ok(self.check_and_execute(checks, op, data, out))
             });
             match done {
@@ -106,15 +105,16 @@ impl OpContext<'_> {
         }
     }
 
-    /// The files that an operation changes: their leases must be recalled. Writes to an open file
-    /// need none: no session has had a lease since it was opened for writing.
+    /// The files that an operation changes. Their leases must be recalled. A write to an open file
+    /// recalls none: no other session has had a lease of the file since it was opened for writing.
     fn changed_files(&self, op: &Op) -> Result<Vec<FileKey>, OpError> {
         let dir_and = |dir: &Object, names: &[(&Object, &Name)]| {
             let named = names.iter().filter_map(|(dir, name)| self.key_of(**dir, name));
             Ok(named.chain([self.object(*dir)?.key]).collect())
         };
         match op {
-            // The lease of the created or opened file is recalled when it is known.
+            // `create` recalls the leases of the file that it creates, or opens for writing, once
+            // that file is known.
             Op::Create { dir, .. }
             | Op::Mknod { dir, .. }
             | Op::Mkdir { dir, .. }
@@ -170,7 +170,8 @@ impl OpContext<'_> {
     fn execute(&self, op: Op, data: &[u8], out: &mut Vec<u8>) -> Result<FileReply, OpError> {
         Ok(match op {
             Op::Lookup { dir, name } => {
-                // The directory's lease first: it covers the meaning of its names from then on.
+                // The directory's lease is granted before the lookup: it covers what its names mean
+                // from then on.
                 let dir_attributes = self.directory_attributes(dir)?;
                 match self.object(dir).and_then(|dir| self.lookup(&dir, &name)) {
                     Ok((fd, position)) => FileReply::Found(self.hold(fd, position)?, dir_attributes),
@@ -322,7 +323,8 @@ impl OpContext<'_> {
         self.session.object(object).ok_or(OpError::Forgotten)
     }
 
-    /// An object in an exported path: above those, only lookups and listings are allowed.
+    /// An object in an exported path. Above the exported paths, only lookups, listings and reading
+    /// attributes are allowed.
     fn exported_object(&self, object: Object) -> Result<Arc<HeldObject>, OpError> {
         let held = self.object(object)?;
         if held.position == ExportPosition::Exported { Ok(held) } else { Err(Errno::ACCESS.into()) }

@@ -1,5 +1,5 @@
-//! Releases what a session holds: because its client says so, or has abandoned the request whose
-//! reply would have delivered it.
+//! Releases what a session holds: because its client requests it, or has abandoned the request
+//! whose reply would have delivered it.
 //!
 //! Either may arrive more than once, and after a restart of the server. Numbers are never reused,
 //! so a number that is not held is ignored.
@@ -28,7 +28,7 @@ pub(crate) fn release(session: &Session, leases: &LeaseTable, resource: Release)
     }
 }
 
-/// Releases what an abandoned reply has delivered.
+/// Releases the object and the open file in a reply that the client has abandoned.
 pub(crate) fn release_undelivered(session: &Session, leases: &LeaseTable, reply: &FileReply) {
     if let FileReply::Found(found, _) | FileReply::Created(found, ..) = reply {
         session.forget(found.object, 1);

@@ -1,5 +1,5 @@
-//! The state of one mounted tree of another node: the objects that its kernel has looked up, and
-//! its open files.
+//! The state of one mounted tree: the objects that the client's kernel has looked up, and the
+//! tree's open files.
 //!
 //! An object is held by an `O_PATH` descriptor, so that it stays the same file when its names
 //! change. If the server has too many objects, those that are not open are forgotten ([`FdBudget`])
@@ -60,7 +60,7 @@ pub(crate) type SharedReplyCache = Arc<Mutex<ReplyCache>>;
 /// slot).
 #[derive(Debug, Default)]
 pub(crate) struct ReplyCache {
-    /// The highest request number.
+    /// Requests with a lower number are refused.
     pub(crate) newest: u64,
     /// Number of the last request whose [`crate::message::Piggyback`] was applied.
     pub(crate) piggyback_applied: u64,
@@ -74,7 +74,8 @@ impl ReplyCache {
     /// Marks the requests up to this number as abandoned. Returns the reply to the last one, if it
     /// is cached.
     ///
-    /// An old connection may still deliver these requests; their numbers are too low then.
+    /// An old connection may still deliver these requests; they are then refused because of their
+    /// numbers.
     pub(crate) fn abandon(&mut self, number: u64) -> Option<FileReply> {
         self.newest = self.newest.max(number.saturating_add(1));
         let cached = self.number.take_if(|cached| *cached == number);
@@ -107,7 +108,8 @@ struct ObjectEntry {
 struct Objects {
     by_number: HashMap<u64, ObjectEntry>,
     by_key: HashMap<FileKey, u64>,
-    /// How many times each file is open: an open file without a name could not be looked up again.
+    /// How many times each file is open. An open file is not forgotten: without a name it could not
+    /// be looked up again.
     open_counts: HashMap<FileKey, usize>,
     /// Objects by age; those that are already forgotten are skipped.
     order: VecDeque<u64>,
@@ -125,7 +127,7 @@ type LockOwners = HashMap<(FileKey, u64), (Arc<OwnedFd>, FdPermit)>;
 /// The state of one mounted tree.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Random.
+    /// Identifies the session in the lease table; random.
     pub(crate) number: u64,
     /// Purpose of the mounted tree.
     pub(crate) purpose: Purpose,
@@ -140,7 +142,7 @@ pub(crate) struct Session {
     pub(crate) owners: Mutex<LockOwners>,
     recalls: Mutex<RecallQueue>,
     recall_added: Condvar,
-    /// Each with the connection that uses it.
+    /// By connection number: the reply cache, and the socket of the connection that uses it.
     connections: Mutex<HashMap<u16, (SharedReplyCache, TcpStream)>>,
     /// The number of connections, and since when it has been zero.
     pub(crate) connection_count: Mutex<(usize, Instant)>,
@@ -351,7 +353,8 @@ impl Session {
     pub(crate) fn recall(&self, lease: Lease) {
         let mut queue = lock(&self.recalls);
         queue.count += 1;
-        // A client that receives nothing is waited for until the term ends anyway.
+        // When too many are queued, the client is not receiving them, and all are dropped: a change
+        // waits until the lease's term ends anyway.
         if queue.recalls.len() < MAX_QUEUED_RECALLS {
             queue.recalls.push(lease);
         } else {
@@ -393,8 +396,8 @@ impl Session {
         Some((leases, queue.count - queue.recalls.len() as u64))
     }
 
-    /// The reply cache of a connection, to which this socket is now attached. An earlier connection
-    /// of that number is shut down.
+    /// Attaches a socket to the connection with this number, and returns the connection's reply
+    /// cache. An earlier socket of that connection is shut down. `None` if the number is too high.
     pub(crate) fn attach(&self, number: u16, socket: TcpStream) -> Option<SharedReplyCache> {
         if number >= MAX_CONNECTIONS_PER_SESSION {
             return None;

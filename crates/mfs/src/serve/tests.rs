@@ -174,8 +174,8 @@ fn hostile_client_harms_only_its_own_connection() {
     assert_eq!(session.strong_count(), 0);
 }
 
-/// Even if few objects are held: a client that receives `Forgotten` for the directory would repeat
-/// the creation, and find the file that it created.
+/// A creation succeeds even if few objects can be held. After the reply `Forgotten` the client
+/// would repeat it, and find the file that it has created.
 #[test]
 fn creation_succeeds_though_objects_are_evicted() {
     let test = TestServer::new();

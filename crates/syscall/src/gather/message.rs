@@ -51,7 +51,7 @@ impl Gatherer<'_> {
         let kind = Kind { direction, many: count.is_some() };
         let size = if kind.many { header::MANY } else { header::SIZE } as u64;
         let mut messages = Vec::new();
-        // The kernel's limit is the same.
+        // The kernel, too, handles at most this many messages in one call.
         for i in 0..u64::from(count.unwrap_or(1)).min(limits::MAX_SEGMENTS) {
             let outputs_before = self.output_buffers.len();
             let message = match addr.checked_add(i * size) {
@@ -90,11 +90,11 @@ impl Gatherer<'_> {
         if probe && !self.mem.writable(addr, header::SIZE as u64) {
             return Ok(None);
         }
-        // Home lays these three out in the same order.
+        // Home lays out segments, name and control data in the same order.
         let segments = self.iovec(kind.direction, word(header::SEGMENTS), count)?;
         let Some(segments) = segments else { return Ok(None) };
         self.segments += segments.lens.len();
-        let name = self.area(kind, word(header::NAME), (name_len as u64).min(limits::MAX_ADDRESS.into()));
+        let name = self.buffer(kind, word(header::NAME), (name_len as u64).min(limits::MAX_ADDRESS.into()));
         let Some(name) = name else { return Ok(None) };
         if kind.direction == Direction::Receive && name != MessageBuffer::Null {
             self.add_output(addr.wrapping_add(header::NAME_LEN as u64), 4, false);
@@ -109,7 +109,7 @@ impl Gatherer<'_> {
             }
         };
         self.remaining_data -= control_len;
-        let control = self.area(kind, word(header::CONTROL), control_len);
+        let control = self.buffer(kind, word(header::CONTROL), control_len);
         let Some(control) = control else { return Ok(None) };
         if kind.direction == Direction::Receive {
             self.add_output(addr.wrapping_add(header::CONTROL_LEN as u64), 8, false);
@@ -122,7 +122,7 @@ impl Gatherer<'_> {
     }
 
     /// A name or control data.
-    fn area(&mut self, kind: Kind, addr: u64, len: u64) -> Option<MessageBuffer> {
+    fn buffer(&mut self, kind: Kind, addr: u64, len: u64) -> Option<MessageBuffer> {
         match kind.direction {
             _ if addr == 0 => Some(MessageBuffer::Null),
             Direction::Send if len == 0 => Some(MessageBuffer::Null),

@@ -11,8 +11,8 @@ const IOVEC: u64 = 16;
 
 impl Gatherer<'_> {
     /// Gathers the memory of `count` iovec entries at `addr`. `None` for a bad pointer, or a count
-    /// that the kernel refuses before it reads any. A later bad entry ends the call there, with a
-    /// short count.
+    /// that the kernel refuses before it reads any entry. If the memory of a later entry is bad,
+    /// the call ends before that entry, with a short count.
     pub(super) fn iovec(
         &mut self,
         direction: Direction,

@@ -1,4 +1,4 @@
-//! Both halves must agree on every call that a guest can make, with memory of which parts are
+//! Both halves must agree on every call that a guest can make, also if parts of its memory are
 //! inaccessible.
 
 use super::*;
@@ -7,7 +7,7 @@ use crate::memory::Fault;
 use crate::scatter::scatter;
 use proptest::prelude::*;
 
-/// Memory at one address, partly read-only. All other addresses fault.
+/// Memory that begins at `BASE`, partly read-only. All other addresses fault.
 struct Fake {
     bytes: Vec<u8>,
     read_only: std::ops::Range<u64>,
@@ -167,7 +167,7 @@ fn control_data_is_sent_once() {
 fn long_read_is_cut_and_reported() {
     let mut mem = Fake::new(vec![0; 64]);
     let read = args(&[0, BASE, limits::MAX_DATA + 5]);
-    // The call has the whole buffer's length, but this test's memory is small.
+    // Memory at all addresses, since the call needs more than `mem` has.
     struct Endless;
     impl UserMemory for Endless {
         fn read(&mut self, _: u64, buf: &mut [u8]) -> Result<(), Fault> {
@@ -225,8 +225,8 @@ fn remaining_time_may_be_in_read_only_memory() {
     assert!(mem.bytes.iter().all(|&b| b == 0));
 }
 
-/// The guest's memory at `BASE + 32` after a call for which home's kernel wrote `kernel` and
-/// returned `ret`.
+/// Makes a call in which `kernel` plays home's kernel and `ret` is the result. Returns the guest's
+/// memory from `BASE + 32` on.
 fn after(call: i64, given: &[u64], ret: i64, kernel: impl FnOnce(&[u64; 6], &mut [u8])) -> Vec<u8> {
     let mut mem = Fake::new(vec![1; 96]);
     let gathered = gather(nr(call), &args(given), &mut mem).expect("a call of home");

@@ -20,7 +20,7 @@ const fn link_out(arg: u8) -> Shape {
 const fn entries_out(arg: u8) -> Shape {
     filled(counted(arg, Width::UInt, 1, limits::MAX_DATA, OverLimit::Cut), 1)
 }
-/// struct file_handle: eight bytes, and as many as its first number states.
+/// struct file_handle: eight bytes, then as many bytes as its first number states.
 const HANDLE: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 8, zero: 0, max: 136, beyond: 8 });
 
 /// AT_HANDLE_MNT_ID_UNIQUE makes the mount id a 64-bit number.

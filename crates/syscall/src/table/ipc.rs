@@ -61,7 +61,8 @@ fn semctl(args: &[u64; 6]) -> &'static [Shape] {
     }
 }
 
-/// GETALL and SETALL, 13 and 17, transfer as many numbers as the set has semaphores.
+/// GETALL and SETALL, 13 and 17, are Homeward: they transfer as many numbers as the set has
+/// semaphores.
 fn semctl_route(args: &[u64; 6]) -> Route {
     home_if(matches!(args[2] as i32, 0..=3 | 11 | 12 | 14..=16 | 18..=20))
 }

@@ -35,7 +35,7 @@ fn unallocated_key(_: &[u64; 6]) -> Route {
 const POLICY: &str = "A thread's policy is the deputy's, and in force at home; the guest's node places pages by its own policy.";
 /// MPOL_F_ADDR
 const OF_ADDRESS: ArgTest = ArgTest::Masked { arg: 4, mask: 2, value: 2 };
-/// A mask of memory nodes: in 64-bit words; its number of bits is the third argument less one. The
+/// A mask of memory nodes, in 64-bit words. Its number of bits is the third argument less one; the
 /// kernel reads at most a page.
 const NODES: Len = Len::Of(|args| match args[2] {
     0 => 0,

@@ -63,7 +63,7 @@ const OPTIONS: &[(u32, Route, Payload)] = {
         (PR_GET_MDWE, Home, Numbers),
         (PR_GET_MEMORY_MERGE, Home, Numbers),
         (PR_GET_AUXV, Home, Buffer),
-        // As on kernels without anonymous memory names and without page merging: both are only
+        // Answered as by kernels without anonymous memory names and page merging: both are only
         // hints.
         (PR_SET_VMA, Refuse(libc::EINVAL), Numbers),
         (PR_SET_MEMORY_MERGE, Refuse(libc::EINVAL), Numbers),

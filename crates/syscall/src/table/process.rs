@@ -108,7 +108,7 @@ fn kcmp_route(args: &[u64; 6]) -> Route {
 /// The kernel reads no more than its own cpumask.
 const AFFINITY: Len = counted(1, Width::UInt, 1, 8192, OverLimit::Cut);
 /// struct sched_attr begins with its size, where zero stands for the first version's. The kernel
-/// corrects a size that it does not support.
+/// overwrites a size that it does not support with its own.
 const SCHED_ATTR: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 0, zero: 48, max: 4096, beyond: 4 });
 
 rows! {

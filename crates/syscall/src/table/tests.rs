@@ -101,8 +101,8 @@ fn lengths_refer_to_arguments_that_state_them() {
     }
 }
 
-/// A count must not be cut if the kernel may not do the call in part, and a buffer that is filled
-/// by the result must have space for all of it.
+/// Only a call that the kernel may make in part has a count that is cut. An output whose amount
+/// follows from the result is written whenever the call succeeds.
 #[test]
 fn only_partial_transfers_are_cut() {
     for row in rows() {

@@ -67,7 +67,7 @@ pub(super) const fn struct_in(arg: u8, width: Width, max: u64) -> Shape {
     Shape::In(counted(arg, width, 1, max, OverLimit::Refused))
 }
 
-/// The same, and the kernel may write to it.
+/// As [`struct_in`], and the kernel may write to the struct.
 pub(super) const fn struct_inout(arg: u8, width: Width, max: u64) -> Shape {
     Shape::InOut(counted(arg, width, 1, max, OverLimit::Refused))
 }

@@ -1,16 +1,17 @@
-//! Memory for direct calls that is also a guest's, accessed only through `UserMemory`.
+//! Memory that plays a guest's: direct calls access it natively, forwarded calls only through
+//! `UserMemory`.
 
 use tern_syscall::{Fault, UserMemory};
 
 const PAGE: usize = 4096;
 const SIZE: usize = 64 * PAGE;
 
-/// Fills a mailbox before a call.
+/// The byte that fills a mailbox before a call.
 pub(crate) const STALE: u8 = 0xa5;
-/// Fills the guest's memory.
+/// The byte that fills the guest's memory.
 pub(crate) const UNTOUCHED: u8 = 0xee;
 
-/// Page-aligned bytes with defined garbage.
+/// Page-aligned bytes, all `STALE` at first.
 pub(crate) struct Pages {
     bytes: Vec<u8>,
     at: usize,

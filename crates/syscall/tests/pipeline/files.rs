@@ -154,7 +154,7 @@ fn metadata() {
     assert_eq!(same_result(libc::SYS_utimensat, times), 0);
     let modified = fs::metadata(&path).expect("the file").modified().expect("a time");
     assert_eq!(modified, std::time::UNIX_EPOCH + std::time::Duration::new(2000, 5));
-    // The number of free blocks may change during the test; the block size does not.
+    // Only the forwarded call is made: free space may change between two calls.
     let (ret, mut arena) = {
         let mut arena = Arena::new();
         let call = args(&[arena.text("/proc"), arena.reserve(120)]);

@@ -49,7 +49,7 @@ fn semaphores() {
     let set = Object::new(libc::SYS_semget, [0, 2, 0o600], libc::SYS_semctl);
     let add = |a: &mut Arena| args(&[set.id, a.put(&[0, 0, 3, 0, 0, 0, 1, 0, 5, 0, 0, 0]), 2]);
     assert_eq!(same_result(libc::SYS_semop, add), 0);
-    // Three were added twice.
+    // The direct and the forwarded call each added 3.
     assert_eq!(native(libc::SYS_semctl as u32, &args(&[set.id, 0, 12])), 6);
     let wait = |a: &mut Arena| {
         let operation = a.put(&[0, 0, 0, 0, 0, 0]);

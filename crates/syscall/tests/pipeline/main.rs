@@ -64,7 +64,8 @@ fn same(
     compare(nr, set_up, clean_up, |_, _| false)
 }
 
-/// Like `same`, for calls that leave padding unchanged: here it comes from the mailbox.
+/// Like `same`, for calls that leave padding in memory unchanged. After a forwarded call, padding
+/// has the bytes of the mailbox.
 fn same_but_for_padding(
     nr: i64,
     set_up: impl FnMut(&mut Arena) -> [u64; 6],

@@ -71,8 +71,7 @@ fn child(body: impl FnOnce() -> i32) -> u64 {
 #[test]
 fn children() {
     let _alone = alone();
-    // Each way of waiting takes its own child, with the same status. The pid is the only
-    // difference.
+    // Each way of waiting has its own child, with the same exit status. Only the pids differ.
     let mut statuses = Vec::new();
     for forwarded in [false, true] {
         let pid = child(|| 7);

@@ -1,4 +1,4 @@
-"""Says to the gatekeeper what no honest client would. Each line that it prints is a case and what came of it.
+"""Sends the gatekeeper messages that no honest client sends. Prints a line for each case: its name and the outcome.
 
     hostile.py CLIENT KEY
 """
@@ -14,7 +14,7 @@ spec = importlib.util.spec_from_file_location("client", sys.argv[1])
 client = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(client)
 
-# What each case would have done, had it been run.
+# The job of each case, which the gatekeeper must not run.
 RUN = {"argv": ["touch", "/tmp/was-run"]}
 
 
@@ -66,7 +66,7 @@ def proof(words):
 
 
 def seen_before():
-    """The proof of one connection on another."""
+    """Sends the proof of one connection on another one."""
     sent = []
     line = client.Line(key())
     line.tell = lambda kind, words: sent.append(words)
@@ -76,7 +76,7 @@ def seen_before():
 
 
 def other_certificate():
-    """A proof that was made for somebody between us and the gatekeeper."""
+    """Sends a proof made for another certificate, as a relay between client and gatekeeper would get it."""
     changed = key()
     line = client.Line(changed)
     changed.fingerprint = b"\x07" * 32
@@ -108,7 +108,7 @@ def old_tls():
 
 
 def flood():
-    """More strangers than there may be of one address."""
+    """Opens more connections without a proof than one address may have."""
     many = [socket.create_connection((key().host, key().port), 5) for _ in range(40)]
     closed = 0
     for one in many:

@@ -67,8 +67,8 @@ pub(super) struct LookupCredentials {
 }
 
 impl LookupCredentials {
-    /// The credentials of a process, if all its threads have the same, the shim's mount namespace
-    /// and root, and the working directory of `tid`.
+    /// The credentials of a process. Fails unless all its threads have the same credentials, the
+    /// mount namespace and root of the shim, and the working directory of `tid`.
     pub(super) fn of(pid: i32, tid: i32) -> Result<Self, ScanError> {
         let link = |of: i32, what: &str| std::fs::read_link(format!("/proc/{pid}/task/{of}/{what}"));
         let same = |[first, rest @ ..]: [u32; 4]| rest.iter().all(|id| *id == first);
@@ -102,8 +102,8 @@ impl LookupCredentials {
         Ok(Self { overrides: may, uid: uid[0], gid: gid[0], groups })
     }
 
-    /// Whether these credentials permit this access to a directory. A directory with an access
-    /// control list is not permitted, since that is not evaluated.
+    /// Whether these credentials permit this access to a directory. Access to a directory with an
+    /// access control list counts as not permitted, since the list is not evaluated.
     pub(super) fn permits(&self, of: &DirHandle, rights: u16) -> bool {
         let shift = match &of.status {
             _ if self.overrides => return true,

@@ -22,16 +22,18 @@ const MAX_TOTAL_NAMES: usize = 32 << 10;
 /// How long the result of a scan may be sent.
 const MAX_LISTING_AGE: Duration = Duration::from_millis(500);
 /// A directory with more changes than this within a second is not watched any more, since each
-/// wakes the shim. It is scanned again after as many lookups.
+/// wakes the shim. It is scanned again after that many lookups.
 const MAX_CHANGES_PER_SECOND: u32 = 2000;
 
 /// The directories of one process whose names are cached at its guest, or may be soon.
 #[derive(Debug, Default)]
 pub(crate) struct DelegatedNames {
     pub(super) epoch: Epoch,
-    /// The generation, incremented when paths may resolve differently.
+    /// Incremented when the cached names are invalidated. Results of earlier scans are then
+    /// dropped.
     pub(super) generation: u64,
-    /// Not used any more: its threads may differ in root, working directory or credentials.
+    /// No names are cached any more: its threads may differ in root, working directory or
+    /// credentials.
     pub(super) is_disabled: bool,
     pub(super) directories: BTreeMap<Vec<u8>, Directory>,
 }
@@ -39,7 +41,7 @@ pub(crate) struct DelegatedNames {
 /// A directory in which a process looks up names.
 #[derive(Debug, Default)]
 pub(super) struct Directory {
-    /// Number of lookups that came here since `since`.
+    /// Number of lookups that were sent home since `since`.
     lookups: u32,
     since: Option<Instant>,
     /// Number of lookups at which it is scanned.
@@ -102,7 +104,7 @@ impl Directory {
         listing + self.delegated.as_ref().map_or(0, |delegated| delegated.names)
     }
 
-    /// Counts a lookup that came here and would have been answered from a cached directory.
+    /// Counts a lookup that was sent home and would have been answered from a cached directory.
     pub(super) fn record_lookup(&mut self) {
         count(&mut self.lookups, &mut self.since);
     }
@@ -124,7 +126,7 @@ impl Directory {
         Some(MAX_LISTED_NAMES.min(self.lookups.saturating_mul(NAMES_PER_LOOKUP) as usize))
     }
 
-    /// It can never be cached.
+    /// Has it never scanned again, since it cannot be cached.
     pub(super) fn disable(&mut self) {
         self.next_scan_at = u32::MAX;
     }

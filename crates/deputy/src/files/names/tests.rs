@@ -58,7 +58,7 @@ impl Fixture {
         (path, delegated_directory(listing.watched))
     }
 
-    fn words(&self, (path, directory): &mut (Vec<u8>, Directory)) -> Vec<NameNotice> {
+    fn notices(&self, (path, directory): &mut (Vec<u8>, Directory)) -> Vec<NameNotice> {
         self.watcher.events().iter().filter_map(|event| directory.apply(path, event)).collect()
     }
 }
@@ -125,22 +125,22 @@ fn scan_lists_directory_content() {
 fn each_change_is_notified_once() {
     let fixture = Fixture::new("told");
     let mut delegated = fixture.delegated("deep/");
-    assert!(fixture.words(&mut delegated).is_empty());
+    assert!(fixture.notices(&mut delegated).is_empty());
     let change = |name: &str, change: &dyn Fn(&Path)| change(&fixture.at.join("deep").join(name));
     let mut expect = |name: &str, done: &dyn Fn(&Path), what: &str| {
         change(name, done);
-        let word = NameNotice::Changed(
+        let notice = NameNotice::Changed(
             ByteBuf::from(fixture.path("deep/")),
             ByteBuf::from(name.as_bytes().to_vec()),
         );
-        assert_eq!(fixture.words(&mut delegated), [word], "{what}");
+        assert_eq!(fixture.notices(&mut delegated), [notice], "{what}");
     };
     expect("new", &|at| drop(fs::File::create(at)), "made");
     expect("file", &|at| fs::write(at, "xy").unwrap(), "written");
     expect("link", &|at| fs::remove_file(at).unwrap(), "removed");
     expect("er", &|at| fs::remove_dir(at).unwrap(), "gone");
     change("file", &|at| fs::write(at, "xyz").unwrap());
-    assert!(fixture.words(&mut delegated).is_empty(), "this name is invalidated already");
+    assert!(fixture.notices(&mut delegated).is_empty(), "this name is invalidated already");
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn only_file_reads_cause_access_notices() {
     assert_eq!(fs::read_dir(fixture.at.join("deep")).unwrap().count(), 3);
     assert_eq!(fs::read_dir(fixture.at.join("deep/er")).unwrap().count(), 0);
     assert_eq!(fs::metadata(fixture.at.join("deep/file")).unwrap().len(), 3);
-    assert!(fixture.words(&mut delegated).is_empty());
+    assert!(fixture.notices(&mut delegated).is_empty());
     drop(fs::read(fixture.at.join("deep/file")).unwrap());
-    assert_eq!(fixture.words(&mut delegated).len(), 1);
+    assert_eq!(fixture.notices(&mut delegated).len(), 1);
 }
 
 #[test]
@@ -178,15 +178,15 @@ fn change_of_the_path_invalidates_the_directory() {
         let fixture = Fixture::new("way");
         let mut delegated = fixture.delegated("way/");
         fs::write(fixture.at.join("beside"), "").unwrap();
-        assert!(fixture.words(&mut delegated).is_empty(), "beside {what}");
+        assert!(fixture.notices(&mut delegated).is_empty(), "beside {what}");
         change(&fixture.at);
         let forget = NameNotice::InvalidateDirectory(ByteBuf::from(fixture.path("way/")));
-        assert!(fixture.words(&mut delegated).contains(&forget), "{what}");
+        assert!(fixture.notices(&mut delegated).contains(&forget), "{what}");
         assert!(delegated.1.delegated.is_none());
     }
 }
 
-/// A directory that is a name in a delegated one, and on the path to another one that is scanned.
+/// `deep` is a name in a delegated directory, is delegated itself, and is on the path of a scan.
 #[test]
 fn scan_through_delegated_directory_keeps_it_valid() {
     let fixture = Fixture::new("through");
@@ -210,7 +210,7 @@ fn watch_is_released_with_its_last_user() {
     drop(fixture.scan(fixture.path("deep/er/"), 10));
     drop(fixture.watcher.events());
     fs::write(fixture.at.join("deep/new"), "").unwrap();
-    assert_eq!(fixture.words(&mut second).len(), 1);
+    assert_eq!(fixture.notices(&mut second).len(), 1);
     drop(second);
     drop(fixture.scan(fixture.path("deep/er/"), 10));
     drop(fixture.scan(b"/".to_vec(), 10));
@@ -224,17 +224,17 @@ fn watch_is_released_with_its_last_user() {
 fn busy_directory_is_not_watched_any_more() {
     let fixture = Fixture::new("busy");
     let mut delegated = fixture.delegated("deep/");
-    let mut words = Vec::new();
+    let mut notices = Vec::new();
     for generation in 0..100_000 {
         // Alternating names: the kernel merges identical events.
         fs::write(fixture.at.join(format!("deep/{}", generation % 2)), "").unwrap();
-        words.extend(fixture.words(&mut delegated));
+        notices.extend(fixture.notices(&mut delegated));
         if delegated.1.delegated.is_none() {
             break;
         }
     }
-    assert_eq!(words.len(), 3, "{words:?}");
-    assert!(matches!(words[2], NameNotice::InvalidateDirectory(_)));
+    assert_eq!(notices.len(), 3, "{notices:?}");
+    assert!(matches!(notices[2], NameNotice::InvalidateDirectory(_)));
 }
 
 #[test]

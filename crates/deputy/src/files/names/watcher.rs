@@ -41,7 +41,7 @@ pub(crate) struct DirEvent {
     pub(crate) watch: i32,
     /// None if it is about the directory itself.
     name: Option<Vec<u8>>,
-    /// Events may have been lost: it applies to all directories.
+    /// It applies to all directories: events may have been lost, or the mount table has changed.
     pub(crate) events_lost: bool,
 }
 
@@ -125,7 +125,7 @@ impl Watcher {
         std::thread::Builder::new().name("names".into()).stack_size(256 << 10).spawn(work)?;
         let watcher = Self { events, mounts, request, scanned };
         // The first poll reports the existing mounts: consume that.
-        watcher.has_child_event();
+        watcher.poll_changes();
         Ok(watcher)
     }
 
@@ -134,7 +134,7 @@ impl Watcher {
     }
 
     /// Whether a directory, and whether the mount table, has changed.
-    fn has_child_event(&self) -> (bool, bool) {
+    fn poll_changes(&self) -> (bool, bool) {
         let mut fds = [PollFd::new(&*self.events, PollFlags::IN), PollFd::new(&self.mounts, PollFlags::PRI)];
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(_) => (!fds[0].revents().is_empty(), !fds[1].revents().is_empty()),
@@ -152,14 +152,14 @@ impl Watcher {
 
     /// The changes so far. A change is visible here before the call that made it returns.
     pub(crate) fn events(&self) -> Vec<DirEvent> {
-        let (mounts_changed, has_mounted) = self.has_child_event();
+        let (directories_changed, mounts_changed) = self.poll_changes();
         let mut events = Vec::new();
-        if has_mounted {
+        if mounts_changed {
             events.push(DirEvent::ALL);
         }
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut reader = Reader::new(&*self.events, &mut buffer);
-        while mounts_changed && let Ok(event) = reader.next() {
+        while directories_changed && let Ok(event) = reader.next() {
             if events.len() >= MAX_EVENTS_PER_READ {
                 // Events arrive faster than they are read: invalidate everything, which stops
                 // watching.

@@ -14,7 +14,8 @@ pub(super) enum Conflict {
 }
 
 impl Conflict {
-    /// By default, a call whose first argument is a descriptor conflicts with that.
+    /// By default, a call whose first argument is a descriptor conflicts with the delegation of
+    /// that descriptor.
     pub(super) fn of(nr: u32, args: &[u64; 6]) -> Self {
         let [first, second, ..] = args.map(|arg| arg as i32);
         match i64::from(nr) {
@@ -88,8 +89,8 @@ impl Conflict {
     }
 }
 
-/// Whether others may wait for the close of the file on which this call operates: it takes a lock
-/// or a lease.
+/// Whether others may wait for the close of the file on which this call operates: it requests a
+/// lock, a lease, or notices about a directory.
 pub(super) fn is_lock_call(nr: u32, args: &[u64; 6]) -> bool {
     const LOCKING: [i32; 6] = [
         libc::F_SETLK,

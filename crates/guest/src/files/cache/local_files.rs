@@ -8,7 +8,8 @@ use std::time::Instant;
 use tern_migrate::message::FileNotice;
 
 impl FileCache {
-    /// Detaches local files whose delegations end: their offset is from now on the recorded one.
+    /// Detaches local files whose delegations end. From then on `delegation.offset` is their
+    /// offset, and not this kernel's.
     pub(super) fn detach_local(&mut self) {
         if self.in_native_call {
             return;
@@ -77,12 +78,13 @@ impl FileCache {
         self.files.get_mut(&fd).unwrap().validated_at = Some(Instant::now());
     }
 
-    /// A call is let through, or may be made without a trap.
+    /// Records that a call is let through, or may be made without a trap.
     pub(crate) fn enter_native_call(&mut self) {
         self.in_native_call = true;
     }
 
-    /// The program has trapped or is stopped, so no call that was let through is in progress.
+    /// Records that no call that was let through is in progress: the program has trapped or is
+    /// stopped.
     pub(crate) fn leave_native_call(&mut self) {
         self.in_native_call = false;
     }
@@ -93,7 +95,7 @@ impl FileCache {
         self.in_native_call && self.files.values().any(|file| file.is_returning && file.is_local())
     }
 
-    /// Returns the delegation of a local file while its thread waits in a call.
+    /// Returns the delegation of a local file while its thread waits in a trap.
     pub(crate) fn return_local(&mut self, fd: i32) {
         if let Some(file) = self.files.get_mut(&fd) {
             file.is_returning = true;

@@ -83,7 +83,8 @@ impl FileCache {
         file.attributes.filter(|(_, since)| since.elapsed() < CACHE_TERM).map(|(attributes, _)| attributes)
     }
 
-    /// Whether home has delegated it as [`FileDelegation::is_home_local`].
+    /// Whether it is a file of home's own file systems that the process opened while it was away
+    /// ([`is_home_local`](tern_migrate::message::FileDelegation::is_home_local)).
     pub(crate) fn is_home_local(&self, fd: i32) -> bool {
         self.files.get(&fd).is_some_and(|file| file.delegation.is_home_local && !file.is_returning)
     }

@@ -1,8 +1,9 @@
 //! Publishing delegated files to the fast path in the guest ([`crate::fastpath`]), and reclaiming
 //! them.
 //!
-//! The offset of a published file, and the data written to it since, are known only to the fast
-//! path. It does not count as clean until it is reclaimed, so it is neither returned nor dropped.
+//! The offset of a published file, and the data written to it since, are in the fast path's table
+//! and buffers only. Such a file does not count as clean until it is reclaimed, so it is neither
+//! returned nor dropped.
 
 use super::{FileCache, MAX_PENDING_BYTES, ReadAhead};
 use crate::files::limits::CACHE_TERM;
@@ -28,7 +29,7 @@ pub(crate) struct PublishedReadAhead<'a> {
 }
 
 impl ReadAhead {
-    /// None if the data may serve one read only.
+    /// None if the data has expired, or may serve one read only.
     fn published(&self) -> Option<PublishedReadAhead<'_>> {
         let until = self.since + CACHE_TERM;
         let is_valid = self.is_stable && until > Instant::now();
@@ -66,14 +67,14 @@ impl FileCache {
         Some(Publishable::Reads { offset, read_ahead })
     }
 
-    /// Reclaims a file that was read up to this offset. `elsewhere` is where the last read ended
+    /// Reclaims a file that was read up to this offset. `pread_end` is where the last read ended
     /// that did not move the offset.
-    pub(crate) fn reclaim_read(&mut self, fd: i32, offset: u64, elsewhere: Option<u64>) {
+    pub(crate) fn reclaim_read(&mut self, fd: i32, offset: u64, pread_end: Option<u64>) {
         let Some(file) = self.files.get_mut(&fd) else { return };
         file.is_published = false;
         if file.delegation.offset != offset {
             (file.delegation.offset, file.expected_read.0) = (offset, offset);
-        } else if let Some(end) = elsewhere {
+        } else if let Some(end) = pread_end {
             file.expected_read.0 = end;
         }
     }

@@ -47,7 +47,8 @@ fn pending_writes_precede_the_next_call_in_order() {
     assert_eq!(numbers(&calls), [libc::SYS_pwrite64; 2]);
     assert_eq!((&calls[0].args[1], &calls[0].args[3]), (&bytes("aXYd"), &Arg::Value(0)));
     assert_eq!((&calls[1].args[1], &calls[1].args[3]), (&bytes("z"), &Arg::Value(9)));
-    // A signal came first, and home has made none of it: the next call's prelude repeats it.
+    // A signal came first, and home has run none of the prelude: the next call's prelude repeats
+    // it.
     files.confirm(1, &[]);
     assert_eq!(files.prelude_for_call(2, libc::SYS_getppid as u32, &args(0)), calls);
     files.confirm(1, &[4, 1]);
@@ -178,7 +179,8 @@ fn repeated_confirmation_counts_once() {
     files.prelude_for_call(1, libc::SYS_poll as u32, &args(0));
     // A signal came after the first.
     files.confirm(1, &[3]);
-    // After a stop it asks again under the same number, and home replies as before.
+    // After a stop the thread makes the call again under the same number, and home replies as
+    // before.
     assert_eq!(files.prelude_for_call(1, libc::SYS_poll as u32, &args(0)).len(), 1);
     files.confirm(1, &[3]);
     assert!(!files.is_clean());
@@ -342,12 +344,14 @@ fn closes_precede_every_call() {
     assert!(!files.is_clean() && files.due().is_some_and(|due| due < Instant::now() + CACHE_TERM));
     let calls = files.prelude_for_call(1, OPENAT, &args(-100));
     assert_eq!((numbers(&calls), calls[0].args[0].clone()), (vec![libc::SYS_close], Arg::Value(ME as u64)));
-    // A signal came first, and home has made none of it: the next call's prelude repeats it.
+    // A signal came first, and home has run none of the prelude: the next call's prelude repeats
+    // it.
     files.confirm(1, &[]);
     assert!(files.close(4));
     assert_eq!(numbers(&files.prelude_for_call(2, OPENAT, &args(-100))), [libc::SYS_close; 2]);
     files.confirm(2, &[0]);
-    // After a stop it asks again under the same number, and home repeats its results.
+    // After a stop the thread makes the call again under the same number, and home repeats its
+    // results.
     assert_eq!(numbers(&files.prelude_for_call(2, OPENAT, &args(-100))), [libc::SYS_close]);
     files.confirm(2, &[0, 0]);
     assert!(files.is_clean() && files.due().is_none());

@@ -8,8 +8,8 @@
 //! `ESTALE`. The kernel then walks the whole path again and looks up each component
 //! (`LOOKUP_REVAL`).
 //!
-//! A dentry too many costs only that second walk. (It can be one too many: a path may have begun in
-//! a directory whose own name has changed.) One too few would let an operation reach an outdated
+//! A dentry too many costs only that second walk. (There can be one too many: a path may have begun
+//! in a directory whose own name has changed.) One too few would let an operation reach an outdated
 //! file. So a dentry is recorded before the kernel gets it, and kept for longer than its TTL. After
 //! a recall its dentries are still checked for a while, for path walks that were in progress
 //! ([`crate::client::cache::invalidator::Invalidator::first_epoch_to_check`]). When a local program
@@ -43,7 +43,7 @@ struct CachedDentry {
     dir: Arc<Inode>,
     name: OsString,
     until: Instant,
-    /// The dentry epoch; the kernel uses no dentries of earlier ones.
+    /// The dentry epoch to which it belongs; the kernel uses only dentries of the current epoch.
     epoch: u64,
 }
 

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Invalidates the kernel's caches by notifications. Only the callback thread and lock requests use
-/// them: the kernel ignores replies to earlier requests as outdated after an invalidation, so
-/// replies must invalidate by their own content.
+/// Invalidates the kernel's caches by notifications. After a notification about an inode, the
+/// kernel ignores replies to earlier requests as outdated. So only the callback thread, the first
+/// lock on a file and the first passthrough open for writing send one; in all other cases the reply
+/// itself must invalidate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Invalidator {
     channel: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
@@ -24,7 +25,7 @@ pub(crate) struct Invalidator {
 /// How long a path walk may take on a busy machine.
 const MAX_PATH_WALK: Duration = Duration::from_millis(300);
 
-/// Invalidates all dentries, including those in replies on their way to the kernel
+/// Invalidates all dentries, including those in replies on their way to the kernel, except listings
 /// (`FUSE_NOTIFY_INC_EPOCH` in `linux/fuse.h`, since 6.16). fuser does not support it, so this is
 /// the `fuse_out_header`: length, notification code, and no request.
 const INC_EPOCH: [u8; 16] = [16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -43,7 +44,7 @@ impl Invalidator {
         self.channel.get().is_some_and(|(.., can_invalidate_dentries)| *can_invalidate_dentries)
     }
 
-    /// The kernel gets a listing with names that it may cache.
+    /// Records that the kernel gets a listing with names that it may cache.
     ///
     /// The names belong to the epoch in which the kernel processes the reply, not to that in which
     /// it sent the request. So an invalidation that comes before the kernel has processed the reply

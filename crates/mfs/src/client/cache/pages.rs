@@ -48,8 +48,8 @@ impl CachedPages {
     }
 
     /// The kernel's attributes are being invalidated, so the kernel ignores replies in flight. If
-    /// the file is open, its pages are taken to be outdated from now on. They are dropped at the
-    /// next open that finds the file not open otherwise.
+    /// the file is open, its pages are taken to be outdated from now on. Each read drops them,
+    /// until an open that finds the file not open otherwise.
     pub(crate) fn note_attribute_invalidation(&self) {
         self.set_unknown();
         self.is_suspect.store(self.is_open(), Ordering::Release);

@@ -48,9 +48,9 @@ enum RetryPoint {
 pub(crate) enum LookupMode {
     /// With dentry checks.
     Checked,
-    /// Without.
+    /// Without dentry checks.
     Unchecked,
-    /// Not at all, unless the path can begin in this directory.
+    /// Fail with `ESTALE`, unless the path can begin in this directory; then without dentry checks.
     FailUnlessStart,
 }
 
@@ -103,7 +103,7 @@ impl PathRetries {
         }
     }
 
-    /// The lookup's result. If the name does not exist the path ends here, unless the file is
+    /// Records a lookup's result. If the name does not exist the path ends here, unless the file is
     /// created next.
     pub(crate) fn note_lookup(&self, tid: u32, found: Option<u64>) {
         let mut all = lock(&self.0);
@@ -132,7 +132,8 @@ impl PathRetries {
     }
 }
 
-/// Whether a path of this thread may begin in this directory: it is its working directory, or open.
+/// Whether a path of this thread may begin in this directory: it is the thread's working directory,
+/// or some process has it open.
 pub(crate) fn may_path_begin_in(tid: u32, dir: &Inode) -> bool {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
     // AT_STATX_DONT_SYNC avoids a request to this tree: all of its threads may be busy.

@@ -87,8 +87,8 @@ impl Pins {
 }
 
 impl PinnedFiles {
-    /// Inspects pins from the front of the order. A pin of a recently opened file is kept unless
-    /// there are too many; the others are evicted.
+    /// Inspects some pins from the front of the order. A pin of a recently opened file is kept
+    /// unless there are too many; the others are evicted.
     fn evict(&mut self, now: Instant) -> Vec<OwnedFd> {
         let mut evicted = Vec::new();
         for _ in 0..4 {

@@ -2,12 +2,13 @@
 //!
 //! A tree that uses them (`tern-mfs mount --renewable`, for the container of a home's placed
 //! commands) does not ask the node at each open and for each absent name, as other trees do. It
-//! renews all its leases with one request: when their term has ended, or on demand (fsync of the
-//! root, before a command begins and before it receives something from home). The server handles a
-//! renewal after all changes made on its node before. Each reply of the server carries the number
-//! of leases recalled so far, and a client that has not processed all of these recalls waits for
-//! them. So once a program has seen the effect of a change, no cached state from before that change
-//! is used (docs/design/files.md).
+//! renews all its leases with one request: before it uses cached state when the last renewal is too
+//! old, and on demand (fsync of the root, before a command begins and before it receives something
+//! from home). Before the server replies to a renewal, it has recalled the leases of all files that
+//! were changed on its node before. Each reply of the server carries the number of leases recalled
+//! so far, and a client that has not processed all of these recalls waits for them. So once a
+//! program has seen the effect of a change, no cached state from before that change is used
+//! (docs/design/files.md).
 
 use crate::client::cache::unsynced::Boot;
 use crate::client::cache::validity::{TTL_SLACK, ValidityStamp};
@@ -118,7 +119,8 @@ impl Peer {
     }
 
     /// A stamp for cached state of these inodes under renewable leases. Renews the leases if
-    /// necessary. `None` if they are invalid. It must be taken before the cache is read.
+    /// necessary. `None` if they cannot be relied on. The stamp must be taken before the cache is
+    /// read.
     pub(crate) fn renewed_stamp(self: &Arc<Self>, inodes: &[&Arc<Inode>]) -> Option<ValidityStamp> {
         if !self.uses_renewable_leases() || !lock(&self.renewal.callback).is_connected {
             return None;
@@ -210,7 +212,7 @@ impl RenewableCache {
         drop(gone);
     }
 
-    /// Whether other nodes are changing it, so that the kernel should not cache dentries in it.
+    /// Whether others have changed it recently, so that the kernel should not cache dentries in it.
     fn was_recently_recalled(&self) -> bool {
         lock(&self.recalled_at).is_some_and(|at| at.elapsed() < RECALL_BACKOFF)
     }
@@ -370,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dentries_may_outlive_their_ttl_and_get_none_after_a_recall() {
+    fn dentry_ttl_is_recorded_and_is_zero_after_a_recall() {
         let renewable = RenewableCache::default();
         renewable.note_dentry_ttl(Duration::ZERO);
         assert!(!renewable.may_kernel_have_dentries() && !renewable.was_recently_recalled());

@@ -60,8 +60,8 @@ impl UnsyncedWrites {
         }
     }
 
-    /// Whether writes were lost after `since`, the boot in which a handle was opened; `boot` is the
-    /// current one.
+    /// Whether writes of the boot `since`, in which a handle was opened, or of a later one were
+    /// lost; `boot` is the current one.
     pub(crate) fn has_lost_writes(&self, since: Boot, boot: Boot) -> bool {
         let mut state = lock(&self.0);
         state.note_boot(boot);

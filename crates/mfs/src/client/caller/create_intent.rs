@@ -9,14 +9,14 @@
 //! as if it had been created.
 //!
 //! Three cases would give a caller a wrong result, and are excluded first:
-//! - The name is not the last component of the path. So the path must have no component twice, must
-//!   not contain `..`, and must match the names by which this directory is known, up to where the
-//!   path begins; a symbolic link in between would not match.
+//! - The name is not the last component of the path. So the path must contain the name only once,
+//!   must not contain `.`, `..` or an empty component, and must match the names by which this
+//!   directory and its parents are known; a symbolic link in between would not match.
 //! - The kernel denies the create without a request, although the file exists: EACCES instead of
 //!   EEXIST. So the caller must have created a file in this directory within the lease time, and
 //!   permissions must not have changed since.
-//! - The kernel has a dentry of the name: it would drop it, and unmount what is mounted there. So
-//!   no name that was reported to the kernel as existing is treated as absent.
+//! - The kernel has a dentry of the name: the reply would make it drop the dentry, and unmount what
+//!   is mounted there. So no name that was reported to the kernel as existing is treated as absent.
 //!
 //! A thread that walks its path again after ESTALE ([`crate::client::cache::path_retry`]) always
 //! gets the server's reply.
@@ -40,8 +40,8 @@ use tern_ids::Credentials;
 const MAX_SYSCALL_LINE: usize = 256;
 
 /// Threads that may inspect a caller at a time. Reading another process's memory blocks while its
-/// mappings change, and that may wait for one of our replies to unmap a file. So some threads must
-/// remain to send it.
+/// mappings change, and such a change may wait for one of our replies (to unmap a file). So some
+/// threads must remain to send replies.
 const MAX_INSPECTIONS: usize = 8;
 
 /// Longest path of a system call (PATH_MAX).
@@ -105,7 +105,7 @@ impl CreateHistory {
     /// The kernel itself has removed or renamed this name.
     pub(crate) fn note_removal(&self, name: &OsStr) {
         let mut known_names = lock(&self.known_names);
-        // When the set is full, names are missing from it.
+        // A full set must stay full, since names are missing from it.
         if known_names.len() < MAX_KNOWN_NAMES {
             known_names.remove(&hash(name));
         }
@@ -222,8 +222,9 @@ fn read_string(tid: u32, at: u64) -> Option<Vec<u8>> {
     Some(text.to_bytes().to_vec())
 }
 
-/// The inode number of the directory where a path begins that ends in this name in this directory,
-/// if it matches the names by which that directory is known, and no other component has this name.
+/// Matches a path against this name in this directory, and against the names by which the directory
+/// and its parents are known. Returns the inode number of the directory where the path begins.
+/// `None` if a component does not match, or if another component has the same name.
 fn path_start(path: &[u8], dir: &Arc<Inode>, name: &OsStr) -> Option<u64> {
     let mut components = path.rsplit(|byte| *byte == b'/');
     if components.next()? != name.as_bytes() {

@@ -21,7 +21,7 @@ use tern_ids::NodeId;
 /// recorded.
 const MAX_PENDING_CREATES: usize = 4096;
 
-/// How often to poll a call whose thread has not blocked yet, and the interval.
+/// How many times to poll a call whose thread has not blocked yet, and the interval.
 const MAX_POLLS: u32 = 100;
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 

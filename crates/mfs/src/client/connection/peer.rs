@@ -34,7 +34,7 @@ const CALLBACK: u16 = MAX_CONNECTIONS + 1;
 /// How often a thread that waits for a reply probes whether the node is alive.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long requests to a lost node fail without a retry.
+/// How long requests to a lost node fail at once, before one of them probes the node again.
 const LOST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A reply as received.
@@ -105,8 +105,8 @@ struct Connection {
 #[derive(Debug, Default)]
 struct State {
     idle: Vec<Connection>,
-    /// Threads that wait for an idle connection. Without one no wake-up is needed, which would cost
-    /// a system call.
+    /// Number of threads that wait for an idle connection. If there are none, the wake-up, a system
+    /// call, is omitted.
     waiting: usize,
     /// Number of connections in use or idle.
     open: u16,
@@ -115,7 +115,7 @@ struct State {
     lost_until: Option<Instant>,
     /// How often the session was new to the server, which then holds nothing from before.
     server_epoch: u64,
-    /// The boot of its machine, as that identifies it and as counted here.
+    /// The current boot of its machine: the boot ID, and the number by which it is counted here.
     boot: (String, Boot),
 }
 
@@ -177,13 +177,13 @@ impl Peer {
         &self.context.invalidator
     }
 
-    /// Number of recalls processed.
+    /// Number of replies with recalls that the callback channel has received.
     pub(crate) fn recalls(&self) -> u64 {
         self.recalls.load(Ordering::Acquire)
     }
 
-    /// Counts a recall and invalidates what it covers. When this returns, no earlier reply is still
-    /// being delivered to the kernel.
+    /// Counts a reply with recalls, and runs `invalidate` to drop what they cover. When this
+    /// returns, no earlier reply is still being delivered to the kernel.
     pub(crate) fn count_recall(&self, invalidate: impl FnOnce()) {
         self.with_deliveries_paused(|| {
             self.recalls.fetch_add(1, Ordering::AcqRel);
@@ -225,8 +225,8 @@ impl Peer {
     /// Performs an operation, if the checked dentries are current.
     ///
     /// # Errors
-    /// The server's; `EIO` if the node is lost, or the reply to an operation that must not be
-    /// repeated.
+    /// The server's; `EIO` if the node is lost, the reply is invalid, or the reply to an operation
+    /// that must not be repeated is lost.
     pub(crate) fn call(
         &self,
         caller: &Credentials,
@@ -278,15 +278,15 @@ impl Peer {
         self.pending_releases.forget(object, count);
     }
 
-    /// Sends this release, and all pending ones, before it returns. If the node cannot be reached
-    /// they stay pending, and are sent when the callback channel has reconnected.
+    /// Sends this release, and all pending ones, before it returns. If the node cannot be reached,
+    /// releases stay pending, and are sent when the callback channel has reconnected.
     pub(crate) fn release_now(&self, release: Release) {
         let mut batch = self.pending_releases.take();
         batch.piggyback.released.push(release);
         self.send_releases(batch);
     }
 
-    /// Sends these releases. Whether that has succeeded.
+    /// Sends these releases. Returns whether that has succeeded.
     pub(crate) fn send_releases(&self, batch: ReleaseBatch) -> bool {
         let Ok((mut connection, end)) = self.take_connection() else {
             self.pending_releases.put_back(batch);
@@ -353,7 +353,7 @@ impl Peer {
         }
     }
 
-    /// Sends a request until there is a reply, on as many connections as that takes.
+    /// Sends a request until there is a reply, and reconnects as often as that takes.
     fn send_until_answered(
         &self,
         connection: &mut Connection,
@@ -364,7 +364,7 @@ impl Peer {
     ) -> Result<Response, Errno> {
         connection.requests += 1;
         let head = outgoing.encode()?;
-        // The server instance to which it was first sent.
+        // The server instance to which the request was first sent.
         let mut sent_epoch = None;
         loop {
             let open_link = connection.link.take().and_then(|(link, boot)| Some((if_open(link)?, boot)));
@@ -374,7 +374,8 @@ impl Peer {
                     .connect(connection.number, connection.last_abandoned, end)
                     .inspect(|_| connection.is_abandon_pending = false),
             };
-            // A restarted server does not know whether the last one has performed the operation.
+            // A restarted server does not know whether the previous one has performed the
+            // operation.
             if !can_repeat && sent_epoch.is_some_and(|epoch| epoch != self.state().server_epoch) {
                 connection.link = link.ok();
                 return Err(Errno::IO);

@@ -1,9 +1,10 @@
 //! Pending releases: files closed here and objects the kernel has forgotten, of which the server
 //! need not be notified at once.
 //!
-//! They are sent with the next request, whatever that is, or some milliseconds later by a thread of
-//! their own. If the node cannot be reached they stay pending, and the callback thread sends them
-//! as soon as it has reconnected.
+//! They are sent with the next request, whatever that is. When a release has waited for some
+//! milliseconds, a thread sends all that is pending; the callback thread does so before each of its
+//! requests. If the node cannot be reached, releases stay pending, and the callback thread sends
+//! them as soon as it has reconnected.
 
 use crate::client::connection::peer::Peer;
 use crate::lock;
@@ -14,9 +15,10 @@ use std::time::Duration;
 /// Items of each kind sent with one request.
 const MAX_BATCH: usize = 256;
 
-/// How long a release waits for a request to be sent with. Short for a file that was written: it
-/// may be executed at the server next, which fails with ETXTBSY while it is open for writing.
-const WRITTEN_FILE_DELAY: Duration = Duration::from_millis(1);
+/// How long a release waits for a request to be sent with. Short for an urgent one: a file with a
+/// lock, or one that was open for writing, which may be executed at the server next (ETXTBSY while
+/// it is open for writing).
+const URGENT_DELAY: Duration = Duration::from_millis(1);
 const RELEASE_DELAY: Duration = Duration::from_millis(5);
 
 /// Pause after a failed attempt to send.
@@ -35,8 +37,8 @@ struct Queue {
     server_epoch: u64,
     forgotten: Vec<(Object, u64)>,
     released: Vec<Release>,
-    /// One of the released files was written to.
-    has_written_file: bool,
+    /// One of the releases is urgent.
+    has_urgent: bool,
 }
 
 /// The part sent with one request, and the server instance it belongs to.
@@ -58,11 +60,11 @@ impl PendingReleases {
         self.queue().forgotten.push((object, count));
     }
 
-    /// Queues a release of a file, which was written to or not, or of a lock owner.
-    pub(crate) fn release(&self, release: Release, written: bool) {
+    /// Queues a release of a file or a lock owner.
+    pub(crate) fn release(&self, release: Release, is_urgent: bool) {
         let mut queue = self.queue();
         queue.released.push(release);
-        queue.has_written_file |= written;
+        queue.has_urgent |= is_urgent;
         drop(queue);
         self.is_nonempty.notify_one();
     }
@@ -70,7 +72,7 @@ impl PendingReleases {
     /// Takes a batch out of the queue, so that two threads do not send the same items.
     pub(crate) fn take(&self) -> ReleaseBatch {
         let mut queue = self.queue();
-        queue.has_written_file = false;
+        queue.has_urgent = false;
         let (forgotten, released) =
             (queue.forgotten.len().min(MAX_BATCH), queue.released.len().min(MAX_BATCH));
         let forgotten = queue.forgotten.drain(..forgotten).collect();
@@ -100,8 +102,8 @@ impl PendingReleases {
         loop {
             let queue = pending.queue();
             let queue = pending.is_nonempty.wait_while(queue, |queue| queue.released.is_empty());
-            let has_written_file = queue.unwrap_or_else(PoisonError::into_inner).has_written_file;
-            std::thread::sleep(if has_written_file { WRITTEN_FILE_DELAY } else { RELEASE_DELAY });
+            let has_urgent = queue.unwrap_or_else(PoisonError::into_inner).has_urgent;
+            std::thread::sleep(if has_urgent { URGENT_DELAY } else { RELEASE_DELAY });
             let batch = pending.take();
             if !batch.is_empty() && !peer.send_releases(batch) {
                 std::thread::sleep(RETRY_INTERVAL);

@@ -1,5 +1,6 @@
-//! Validates server replies before they are counted. The kernel rejects an invalid reply, but then
-//! never sends FUSE_FORGET for the lookups in it; so invalid replies are rejected here.
+//! Validates server replies before the lookups in them are counted. The kernel rejects an invalid
+//! reply, but then never sends FUSE_FORGET for the lookups in it; so invalid replies are rejected
+//! here.
 
 use crate::client::fuse::attributes::file_type;
 use crate::message::{Attributes, DirEntry, FileReply, Object, Op, OpenId};

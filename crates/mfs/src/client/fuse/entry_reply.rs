@@ -219,8 +219,8 @@ impl OpenedFile {
             flags.set(FopenFlags::FOPEN_NOFLUSH, self.skips_flush);
             if !self.may_cache || remaining.is_zero() {
                 self.inode.pages.set_unknown();
-                // A tree for guests must be mappable in any case. Each page is as of its first
-                // access.
+                // A file for guests must be mappable in any case. Each page then shows the file as
+                // of the page's first access.
                 flags.set(FopenFlags::FOPEN_DIRECT_IO, self.inode.peer.context.purpose != Purpose::Guests);
             } else {
                 let (pages, version) = (&self.inode.pages, FileVersion::if_settled(&self.attributes));

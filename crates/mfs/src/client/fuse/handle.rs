@@ -27,7 +27,7 @@ pub(crate) struct Handle {
     pub(crate) server_file: Mutex<OpenId>,
     /// The boot of the server's node during which the file was first opened.
     pub(crate) boot: Boot,
-    /// The server's open file is shared with other handles.
+    /// Set if the server's open file is shared with other handles.
     pub(crate) cached_open: Mutex<Option<Arc<CachedOpen>>>,
     /// It holds a flock(2) lock.
     pub(crate) has_flock: AtomicBool,
@@ -44,8 +44,8 @@ pub(crate) struct Handle {
     prefetched: Mutex<Option<PrefetchedContent>>,
 }
 
-/// How long prefetched content may be used: the version of the kernel's pages does not change for
-/// as long ([`crate::client::cache::pages`]).
+/// How long prefetched content may be used. Within this time the kernel's pages are not taken to be
+/// of a newer version ([`crate::client::cache::pages`]).
 const PREFETCH_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A file's whole content as of its open.
@@ -54,7 +54,7 @@ struct PrefetchedContent {
     response: Response,
     stamp: ValidityStamp,
     lease: u32,
-    /// The numbers of writes and of lock calls of this node when the open was sent; if either has
+    /// The inode's counts of writes and of lock events when the open was sent. If either has
     /// changed, the content is not used.
     write_count: u64,
     lock_events: u64,
@@ -104,9 +104,9 @@ impl Handle {
         }
     }
 
-    /// A handle that shares the server's open file. Such files are read only. A compiler opens and
-    /// closes hundreds, and would wait for the reply to each FUSE_FLUSH, which matters only with
-    /// locks.
+    /// A handle that shares the server's open file. Such files are open for reading only. A
+    /// compiler opens and closes hundreds, and would wait for the reply to each FUSE_FLUSH, which
+    /// matters only with locks.
     pub(crate) fn with_cached_open(
         inode: Arc<Inode>,
         opener: Credentials,
@@ -124,7 +124,7 @@ impl Handle {
         self.inode.unsynced.has_lost_writes(self.boot, boot)
     }
 
-    /// Stores the content that came with the reply to the open, valid as long as its lease.
+    /// Stores the content that came with the reply to the open.
     pub(crate) fn set_prefetched(
         &self,
         response: Response,

@@ -149,8 +149,8 @@ impl Inode {
         };
     }
 
-    /// Clears the record of the kernel's attributes. Whether the kernel may have used them until
-    /// now, so that they must be invalidated.
+    /// Clears the record of the kernel's attributes. Returns whether the kernel may have used them
+    /// until now, so that they must be invalidated.
     pub(crate) fn clear_kernel_version(&self) -> bool {
         lock(&self.kernel_version).take().is_some_and(|(_, until)| Instant::now() < until + TTL_SLACK)
     }
@@ -191,7 +191,7 @@ impl Inode {
         self.lock_events.load(Ordering::Acquire)
     }
 
-    /// A program requests a lock on it. Whether it is the first.
+    /// A program requests a lock on it. Returns whether it is the first request.
     pub(crate) fn note_lock_request(&self) -> bool {
         if self.lock_events() > 0 {
             return false;

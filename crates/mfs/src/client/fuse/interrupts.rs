@@ -62,7 +62,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Sleeps for this time or until interrupted. Whether it was interrupted.
+    /// Sleeps for this time or until interrupted. Returns whether it was interrupted.
     pub(crate) fn sleep(&self, timeout: Duration) -> bool {
         let is_set = lock(&self.flag.is_set);
         let slept = self.flag.changed.wait_timeout_while(is_set, timeout, |is_set| !*is_set);

@@ -51,7 +51,8 @@ impl LockOwners {
         self.all().get(&owner).map(|owner| owner.number)
     }
 
-    /// Whether the owner still has that number. If so, records whether it `has_lock` a lock now.
+    /// Whether the owner still has that number. If so, and if `has_lock` is set, records that it
+    /// has a lock.
     fn confirm(&self, owner: u64, number: u64, has_lock: bool) -> bool {
         let mut all = self.all();
         let known = all.get_mut(&owner).filter(|known| known.number == number);

@@ -60,7 +60,7 @@ impl MountedTree {
             }
             None => Handle::new(inode, caller, flags, opened, response.boot),
         };
-        // Only complete content is used. For an empty file none was requested.
+        // Only complete content is used; an empty file has none.
         if prefetch
             && attributes.lease > 0
             && attributes.size > 0

@@ -33,7 +33,7 @@ use tern_control::shim::ShimRequest;
 /// Timeout for the server, which is on this node.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How an inode's files are open.
+/// The open files of an inode, and whether they use passthrough.
 #[derive(Debug, Default)]
 pub(crate) struct PassthroughState(Mutex<OpenFiles>);
 
@@ -144,7 +144,7 @@ impl MountedTree {
         if !is_writable || handle.passthrough_open.get().is_none() {
             return;
         }
-        // This handle still counts as open.
+        // The handle itself still counts as open, so this does not decide the mode.
         let backing = handle.inode.passthrough.add_open(|| None);
         let open = PassthroughOpen(handle.inode.clone());
         if let (Some(mapped), Some(file)) =
@@ -170,7 +170,7 @@ fn as_nobody<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let limited = CapabilitySets { effective: CapabilitySet::SYS_ADMIN, ..own };
     let done = set_capabilities(None, limited).map_err(io::Error::from).and_then(|()| act());
     let restored = set_thread_res_uid(None, Some(Uid::ROOT), None).and_then(|()| set_capabilities(None, own));
-    // If the thread cannot become root again, it can serve no other request.
+    // If the thread cannot become root again, this fails too.
     restored.map_err(io::Error::from).and(done)
 }
 

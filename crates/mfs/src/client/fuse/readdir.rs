@@ -1,5 +1,5 @@
 //! Reading directories. Entries are read and looked up in batches, and buffered until the kernel
-//! asks.
+//! asks for them.
 
 use crate::client::cache::validity::ValidityStamp;
 use crate::client::fuse::attributes::{file_type, synthetic_attr};
@@ -68,15 +68,15 @@ impl ReaddirBuffer {
 }
 
 impl MountedTree {
-    /// Replies with entries from `after` on, buffered ones if they follow. The first batch is
-    /// looked up, and further ones if names in the directory were looked up recently. Most programs
-    /// that list a directory look its entries up, often after they have read it all (find, rm,
-    /// git). The kernel's own heuristic (`FUSE_READDIRPLUS_AUTO`) covers only about the first
-    /// twenty entries then, and each other one is a round trip. A lookup costs the server some 20
-    /// µs, which is wasted if only names are needed.
+    /// Replies with the entries that follow offset `after`, from the buffer if it begins there. The
+    /// first batch is looked up, and further batches if names in the directory were looked up
+    /// recently. Most programs that list a directory look its entries up, often after they have
+    /// read it all (find, rm, git). The kernel's own heuristic (`FUSE_READDIRPLUS_AUTO`) covers
+    /// only about the first twenty entries then, and each other entry costs a round trip. A lookup
+    /// costs the server some 20 µs, which is wasted if only names are needed.
     ///
-    /// The kernel dates what it gets by its own request. So the buffer is read again if anything
-    /// was changed from here meanwhile.
+    /// The kernel takes the entries to be as new as its request. So the buffer is filled again if
+    /// its lease has ended, or if anything was changed from here since it was filled.
     pub(crate) fn read_directory_plus(
         &self,
         handle: FileHandle,
@@ -128,7 +128,7 @@ impl MountedTree {
         Ok(())
     }
 
-    /// Adds an entry with its attributes to the reply. Whether there was room.
+    /// Adds an entry with its attributes to the reply. Returns whether there was room.
     fn add_entry(
         &self,
         handle: &Handle,
@@ -232,7 +232,7 @@ impl MountedTree {
         let links = self.0.links().map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
         let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
         let nodes = self.0.map().nodes().into_iter();
-        // Its real inode number is the server's, which is not worth a request here.
+        // The real inode number of a node's directory would have to be requested from the server.
         let nodes = nodes.map(|node| (RootLink::Node(node).number(), FileType::Directory, node.to_string()));
         let all = own.into_iter().chain(links).chain(nodes);
         for ((number, kind, name), next) in all.zip(1..).skip(usize::try_from(after).unwrap_or(usize::MAX)) {
@@ -250,7 +250,7 @@ pub(crate) fn attributes_without_lookup(number: u64, kind: FileType) -> FileAttr
     synthetic_attr(number, kind, 0, 0)
 }
 
-/// Adds an entry without attributes to the reply. Whether there was room.
+/// Adds an entry without attributes to the reply. Returns whether there was room.
 fn add_name(handle: &Handle, entry: &DirEntry, kind: FileType, reply: &mut ReplyDirectoryPlus) -> bool {
     let attr = attributes_without_lookup(handle.inode.entry_number(entry.inode), kind);
     let (ttl, none) = (Duration::ZERO, fuser::Generation(0));

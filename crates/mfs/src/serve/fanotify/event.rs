@@ -18,7 +18,8 @@ const FID: u8 = libc::FAN_EVENT_INFO_TYPE_FID;
 pub(super) struct Event {
     /// Kinds of change.
     pub(super) mask: MaskFlags,
-    /// The process that did it, as numbered in our pid namespace; 0 if it has no number there.
+    /// The process that made the change, as numbered in our pid namespace; 0 if it has no number
+    /// there.
     pub(super) process: i32,
     /// The file; the directory, for an event of an entry.
     pub(super) handle: Option<Handle>,
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_says_what_it_is_about() {
+    fn events_report_process_and_file() {
         let bytes = [event(FID, 5, b"abcdefgh"), event(9, 6, b""), event(FID, 7, b"ijkl")].concat();
         let all: Vec<_> = events(&bytes).collect();
         assert_eq!(all.iter().map(|event| event.process).collect::<Vec<_>>(), [5, 6, 7]);
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_not_read() {
+    fn truncated_events_are_not_read() {
         let whole = event(FID, 5, b"abcdefgh");
         for length in 0..whole.len() {
             assert_eq!(events(&whole[..length]).count(), 0);

@@ -29,8 +29,8 @@ impl Drop for TempDir {
     }
 }
 
-/// Leases with fanotify, and a session with a callback channel; `None` if the kernel does not
-/// support it.
+/// Leases with fanotify, and a session with a callback channel; `None` if fanotify is not
+/// available.
 fn watched_leases() -> Option<(Arc<LeaseTable>, Arc<Session>)> {
     let leases = Arc::new(LeaseTable::new(true));
     leases.watch_local_changes();
@@ -115,13 +115,13 @@ fn own_change_is_ignored() {
     assert!(leases.grant(&session, own_key));
     leases.watch(&session, &own_fd, own_key, kind);
     fs::write(&own, "two").unwrap();
-    // A later change is reported.
+    // Wait until a later change is reported.
     assert!(is_recalled_by(&leases, &session, &other, "printf two > other"));
     assert!(session.next_recalls(Duration::ZERO).unwrap().0.iter().all(|lease| lease.file != own_key));
 }
 
-/// The event of a removed file's end names the process that dropped the last descriptor: the
-/// server, while it holds the object.
+/// The event for a removed file names the process that dropped the last descriptor: the server, if
+/// it held the object.
 #[test]
 fn file_with_a_reused_inode_number_is_watched() {
     let Some((leases, session)) = watched_leases() else { return };
@@ -206,7 +206,7 @@ fn unwatched_file_causes_no_recall_until_watched_again() {
     leases.watch(&session, &fd, key, kind);
     leases.unwatch(&fd, key);
     assert!(Command::new("sh").args(["-c", "printf two >$0"]).arg(&unwatched).status().unwrap().success());
-    // A later change is reported.
+    // Wait until a later change is reported.
     assert!(is_recalled_by(&leases, &session, &other, "printf two > other"));
     assert!(session.next_recalls(Duration::ZERO).unwrap().0.iter().all(|lease| lease.file != key));
     assert!(
@@ -229,7 +229,7 @@ fn renewable_lease_stays_watched_across_groups() {
     assert!(leases.grant(&session, key));
     let (fd, ..) = open_path(&file);
     assert!(leases.watch(&session, &fd, key, kind));
-    // By now its first mark is gone with its group.
+    // These rotations close the group of the file's first mark.
     for _ in 0..3 {
         let watcher = leases.watcher();
         lock(&watcher.groups).current.created = Instant::now().checked_sub(2 * GROUP_LIFETIME).unwrap();

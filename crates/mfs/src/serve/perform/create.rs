@@ -24,9 +24,9 @@ pub(super) fn create_mode(dir: &OwnedFd, mode: u32, umask: u32) -> Mode {
 impl OpContext<'_> {
     /// Creates and opens a file, or opens the file that has the name already.
     ///
-    /// A file is opened by name only if this creates it (`O_EXCL`). An existing file is first held
-    /// and examined: opening has side effects on a device, and on a process that waits for a pipe's
-    /// other end.
+    /// A file is opened by name only if this call creates it (`O_EXCL`). An existing file is first
+    /// held and examined: opening has side effects on a device, and on a process that waits for a
+    /// pipe's other end.
     pub(super) fn create(
         &self,
         dir: Object,

@@ -20,7 +20,8 @@ impl OpContext<'_> {
         lookup: bool,
     ) -> Result<FileReply, OpError> {
         let file = self.open_file(opened)?;
-        // Before the directory is read: the lease covers what is read after it was granted.
+        // The lease is granted before the directory is read, since it covers only what is read
+        // after that.
         let lease = if lookup { self.name_lease(&file.fd)?.lease } else { 0 };
         let max_entries = if lookup { MAX_READDIR_LOOKUPS } else { usize::MAX };
         let (mut entries, is_end) = self.entries(&file, cookie, max_bytes, max_entries)?;
@@ -62,8 +63,8 @@ impl OpContext<'_> {
                 let (inode, cookie) = (entry.ino(), entry.next_entry_cookie());
                 entries.push(DirEntry { name, inode, kind, cookie, found: None });
             }
-            // Return all entries of one kernel buffer, and those of the next if that was little:
-            // usually the end.
+            // Stop after a buffer from the kernel if the entries fill half of `max_bytes`.
+            // Otherwise read another buffer: usually the directory ends there.
             if dir.is_buffer_empty() && size > max_bytes / 2 && !entries.is_empty()
                 || entries.len() >= max_entries
             {

@@ -1,9 +1,9 @@
 //! Revalidates the dentries on which a client's kernel relied to resolve a path.
 //!
 //! That kernel walks through directories by itself, under their leases. Programs of this node take
-//! no leases. So each operation at the end of a path carries the dentries that the kernel may have
-//! used, and they are looked up here, with the caller's permissions: a directory that the caller
-//! may not search any more fails the check.
+//! no leases, and may have changed a name meanwhile. So each operation at the end of a path carries
+//! the dentries that the kernel may have used, and they are looked up here, with the caller's
+//! permissions: a directory that the caller may not search any more fails the check.
 
 use super::{OpContext, OpError, proc_path};
 use crate::message::{Attributes, DentryCheck, MAX_DENTRY_CHECKS, Object};

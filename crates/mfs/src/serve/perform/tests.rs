@@ -296,7 +296,7 @@ fn waiting_for_leases_does_not_change_another_file() {
     assert!(!exported.path.join("old").exists());
 }
 
-/// Any operation on any object gets a reply, and nothing outside the export is changed.
+/// Any operation on any object returns a reply or an error, without a panic.
 #[test]
 fn any_operation_gets_a_reply() {
     let exported = Exported::new("any");

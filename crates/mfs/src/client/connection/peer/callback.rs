@@ -33,6 +33,7 @@ impl Peer {
     }
 
     /// Sends pending releases, and reconnects the connections whose last request was abandoned.
+    /// `None` if that fails.
     fn send_pending(&self, link: &mut Link, number: u64) -> Option<()> {
         loop {
             let batch = self.pending_releases.take();
@@ -97,11 +98,11 @@ fn receive_recalls(
         else {
             return None;
         };
-        // The reply that the previous callback channel received last may have been lost with it,
-        // and the server counts it as received. So whatever was cached since is invalidated. The
-        // server's thread for the old channel has ended by now, so nothing else can be lost. The
-        // kernel's dentries expire soon; invalidating them here would unmount what is mounted below
-        // them (in a container that is being set up).
+        // The last reply that the server sent on the previous callback channel may have been lost,
+        // although the server counts its recalls as sent. So everything cached here is invalidated.
+        // The server's thread for the old channel has ended by now, so no further reply can be
+        // lost. The kernel's dentries expire soon; invalidating them here would unmount what is
+        // mounted below them (in a container that is being set up).
         if number == 1 {
             peer.renewal.invalidate();
         }
@@ -115,14 +116,14 @@ fn receive_recalls(
                     may_kernel_have_dentries |= inode.renewable_cache.may_kernel_have_dentries();
                 }
             });
-            // It is not known which files are directories, nor which dentries the kernel has of
-            // these.
+            // All dentries are invalidated, since it is not known which of the files are
+            // directories, nor which dentries the kernel has in these.
             if may_kernel_have_dentries {
                 invalidator.invalidate_dentries_for_recall();
             }
-            // After this the kernel ignores replies in flight. A request in flight may still rely
-            // on the old attributes: its caller cannot have learned of the change, since a reply
-            // that follows it waits until this recall is processed.
+            // This makes the kernel ignore replies in flight, and use the old attributes for those
+            // requests. Their callers cannot have learned of the change, since each reply that
+            // follows the change waits until this recall is processed.
             let late = renewable.iter().filter(|lease| lease.is_after_change);
             for inode in late.flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
                 if inode.clear_kernel_version() {
@@ -131,8 +132,8 @@ fn receive_recalls(
                 }
             }
         }
-        // Before pages are invalidated, which waits for reads in progress; and those may wait for
-        // this.
+        // The recalls count as processed before pages are invalidated: that waits for reads in
+        // progress, which may wait for these recalls.
         peer.renewal.set_processed_recalls(recalls);
         for lease in &leases {
             for inode in inodes.of_file(peer.node(), &lease.file) {

@@ -9,7 +9,8 @@ use tern_node::map::Map;
 use tern_wire::{ClientTls, FrameError, Link, LinkError, Preamble};
 
 impl Peer {
-    /// Sends a request and waits for its reply; probes now and then whether the node is alive.
+    /// Sends a request and waits for its reply; meanwhile probes now and then whether the node is
+    /// alive.
     pub(super) fn exchange(
         &self,
         link: &mut Link,
@@ -46,7 +47,7 @@ impl Peer {
         }
         let end = Instant::now() + PROBE_INTERVAL;
         let _ignored = self.connect(PROBE, 0, end);
-        // The probe itself has taken its time already.
+        // The probe may have taken one interval of the timeout.
         let limit = self.context.timeout.saturating_sub(PROBE_INTERVAL).max(PROBE_INTERVAL);
         let state = self.state();
         state.last_response.is_some_and(|last| last.elapsed() < limit)
@@ -87,7 +88,8 @@ impl Peer {
                     self.invalidate_renewable();
                 }
                 let mut state = self.state();
-                // The first reply on the connection may take longer than a probe.
+                // This counts as a response, since the first reply on the connection may take
+                // longer than a probe.
                 state.last_response = Some(Instant::now());
                 if is_new {
                     state.server_epoch += 1;
@@ -107,8 +109,8 @@ impl Peer {
     }
 }
 
-/// The link, unless its other end has closed it: then nothing need be sent to find out. No frame
-/// can be due on an idle connection.
+/// The link, if its other end has not closed it; this saves a request that would fail. No frame can
+/// be due on an idle connection, so one that has arrived is an error.
 pub(super) fn if_open(mut link: Link) -> Option<Link> {
     matches!(link.receive(), Ok(None)).then_some(link)
 }
@@ -116,7 +118,7 @@ pub(super) fn if_open(mut link: Link) -> Option<Link> {
 /// Why a connection has brought no reply.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
-    /// Try another connection.
+    /// This connection has failed; another may work.
     Broken,
     /// The node has not responded within the timeout.
     Lost,

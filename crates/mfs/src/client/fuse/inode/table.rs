@@ -156,7 +156,8 @@ impl InodeTable {
                 maps.numbers.remove(&of);
             }
         }
-        // Its drop may drop its parents as well, each of which takes only the peer's lock.
+        // Dropping the inode may drop its parents too; each drop takes only the lock of the peer's
+        // pending releases.
         drop(maps);
         if let Some((inode, _)) = &gone {
             inode.dentries.clear();
