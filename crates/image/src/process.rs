@@ -387,12 +387,11 @@ impl ProcessImage {
                     // Memory without access cannot be faulted in, but can be locked on fault. A
                     // file with a location is locked on fault too: it may be read page by page from
                     // another node.
-                    let has_location = |file: u32| {
-                        self.layout.files.get(file as usize).is_some_and(|file| file.location.is_some())
+                    let file = match region.backing {
+                        Backing::File { file, .. } => self.layout.files.get(file as usize),
+                        _ => None,
                     };
-                    let is_remote =
-                        matches!(region.backing, Backing::File { file, .. } if has_location(file));
-                    let on_fault = u64::from(region.prot == 0 || is_remote);
+                    let on_fault = u64::from(region.prot == 0 || file.is_some_and(|f| f.location.is_some()));
                     let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
                     if let Err(error) = done {
                         tracing::warn!(pid, %error, "cannot lock memory that the program has locked");
