@@ -38,7 +38,7 @@ test-flaky: test-build
 # Programs that are moved at random while daemons and shims are killed and stopped, cables cut, and a stranger takes all
 # CPUs and many descriptors. TERN_CHAOS_SECONDS=3600 is how long; tests/tests/chaos/main.rs has the other variables.
 test-chaos: test-build
-	cargo nextest run --profile chaos -p tern-tests
+	cargo nextest run --workspace --profile chaos
 
 # All tests, with those that `make test` leaves out because they are long, and property tests with more random cases.
 test-storm:

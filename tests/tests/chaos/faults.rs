@@ -131,7 +131,7 @@ fn kill_shim(chaos: &Chaos, node: u16, chance: u64) -> Result<()> {
 }
 
 /// Notes that the programs of which a process is on this node may be lost; on node 1, all of them.
-/// So may the one that is being moved.
+/// So may those that are being moved.
 fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
     let running = lock(&chaos.running).clone();
     let there: BTreeSet<i32> = if node == 1 {
@@ -151,7 +151,7 @@ fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
     let program_of = |pid: i32| {
         std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).find(|pid| running.contains(pid))
     };
-    let moving = *lock(&chaos.moving);
+    let moving = lock(&chaos.moving).clone();
     lock(&chaos.endangered).extend(there.into_iter().chain(moving).filter_map(program_of));
     Ok(())
 }

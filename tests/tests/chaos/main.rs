@@ -35,8 +35,8 @@ struct Chaos {
     running: Mutex<BTreeSet<i32>>,
     /// Those of them that may be lost: a shim that they may have needed was killed.
     endangered: Mutex<BTreeSet<i32>>,
-    /// The one that is being moved.
-    moving: Mutex<Option<i32>>,
+    /// Those of them that are being moved.
+    moving: Mutex<BTreeSet<i32>>,
     /// How often each thing has happened.
     counts: Mutex<BTreeMap<String, u64>>,
     failures: Mutex<Vec<String>>,
@@ -91,7 +91,10 @@ fn programs_survive_faults_of_all_kinds() {
             let chaos = &chaos;
             scope.spawn(move || runners::run_programs(chaos, runner));
         }
-        scope.spawn(|| moves::move_at_random(&chaos));
+        for mover in 0..moves::MOVERS {
+            let chaos = &chaos;
+            scope.spawn(move || moves::move_at_random(chaos, mover));
+        }
         scope.spawn(|| faults::inject(&chaos));
     });
     for (what, count) in &*lock(&chaos.counts) {

@@ -4,20 +4,21 @@ use crate::{Chaos, lock};
 use std::time::Duration;
 use tern_tests::programs::generated_input::Sequence;
 
-/// Time between two moves: five begin in a second, unless they take longer.
-const INTERVAL: Duration = Duration::from_millis(200);
+/// Threads that move programs, each one once a second, unless the move takes longer.
+pub(crate) const MOVERS: u64 = 5;
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Exit status of migrate for an error inside Tern.
 const EX_SOFTWARE: i32 = 70;
 
-/// Moves programs until the run is over.
-pub(crate) fn move_at_random(chaos: &Chaos) {
-    let mut random = Sequence(chaos.seed ^ 0x6d6f_7665);
+/// Moves programs until the run is over. `mover` is the number of this thread.
+pub(crate) fn move_at_random(chaos: &Chaos, mover: u64) {
+    let mut random = Sequence(chaos.seed ^ 0x6d6f_7665 ^ mover);
     while !chaos.is_over() {
         let running: Vec<i32> = lock(&chaos.running).iter().copied().collect();
         let to = ["2", "3", "2", "3", "home"][random.below(5) as usize];
         if let Some(&pid) = running.get(random.below(running.len() as u64) as usize) {
-            *lock(&chaos.moving) = Some(pid);
+            lock(&chaos.moving).insert(pid);
             match chaos.cluster.migrate(pid, to) {
                 Ok(_) => chaos.count("moves"),
                 // It has ended.
@@ -31,8 +32,8 @@ pub(crate) fn move_at_random(chaos: &Chaos) {
                     chaos.count(&format!("moves refused: {reason}"));
                 }
             }
+            lock(&chaos.moving).remove(&pid);
         }
-        *lock(&chaos.moving) = None;
         chaos.sleep(INTERVAL);
     }
 }
