@@ -35,12 +35,7 @@ fn format() -> Result<()> {
     cargo(&["fmt", "--all", "--check"])
 }
 
-/// If clippy compiles the workspace for the tests too, as in CI, the little that no test needs is
-/// compiled in the same way: `cargo clippy` would check all dependencies once more.
 fn clippy() -> Result<()> {
-    if std::env::var_os("RUSTC_WORKSPACE_WRAPPER").is_some_and(|compiler| compiler == "clippy-driver") {
-        return cargo(&["build", "--workspace", "--all-targets", "--quiet"]);
-    }
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
 }
 

@@ -238,6 +238,7 @@ impl Shim {
             }
             is_silent = silence > suspend;
             self.repeat_fetch_requests();
+            self.find_unmapped();
             for (pid, used) in reports {
                 self.send_home(pid, &used);
             }

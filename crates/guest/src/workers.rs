@@ -2,6 +2,7 @@
 //! daemon. A peer that never replies blocks only its own worker.
 
 use crate::files::local::{LocalFile, OpenRequest};
+use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,6 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request, stream};
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
+use tern_image::object::{ObjectId, seal_unmapped};
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a TLS handshake may take.
@@ -32,6 +34,8 @@ pub(crate) enum WorkerEvent {
     /// The outcome of opening a file for a guest by this node's file server, with the number of the
     /// opening.
     Opened(HomePid, u64, io::Result<LocalFile>),
+    /// No process maps these pieces of shared memory.
+    Unmapped(Vec<ObjectId>),
     /// Home's daemon reports that home no longer waits for guests of these epochs.
     NotAwaited(Vec<(HomePid, Epoch)>),
 }
@@ -47,6 +51,7 @@ pub(crate) struct Workers {
     handshakes: Arc<AtomicUsize>,
     questions: Arc<AtomicUsize>,
     openings: Arc<AtomicUsize>,
+    memory_checks: Arc<AtomicUsize>,
 }
 
 impl Workers {
@@ -57,7 +62,7 @@ impl Workers {
     pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (handshakes, questions, openings) = Default::default();
+        let (handshakes, questions, openings, memory_checks) = Default::default();
         Ok(Self {
             key: Arc::new(key),
             accept,
@@ -67,6 +72,7 @@ impl Workers {
             handshakes,
             questions,
             openings,
+            memory_checks,
         })
     }
 
@@ -133,6 +139,26 @@ impl Workers {
             let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Opened(pid, number, none));
             let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Checks which of these pieces of shared memory no process maps. One check at a time.
+    pub(crate) fn find_unmapped(&self, objects: Vec<(ObjectId, Arc<File>)>) {
+        if self.memory_checks.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        self.spawn(Some(&self.memory_checks), move || {
+            let unmapped = objects.iter().filter(|(_, object)| seal_unmapped(object));
+            let unmapped: Vec<ObjectId> = unmapped.map(|(id, _)| *id).collect();
+            (!unmapped.is_empty()).then(|| WorkerEvent::Unmapped(unmapped))
+        });
+    }
+
+    /// Closes files, which takes the kernel long if they have much memory.
+    pub(crate) fn close(&self, files: Vec<Arc<File>>) {
+        self.spawn(None, move || {
+            drop(files);
+            None
+        });
     }
 
     /// Asks home's daemon, through this node's, for which of these epochs home no longer waits.

@@ -369,6 +369,9 @@ pub enum Message {
     /// home → guest: a notice about cached names. Sent before any message by which a program on
     /// that node could learn of the change, such as the result of the call that made it.
     Names(NameNotice),
+    /// guest → home: no process of the family maps these pieces of anonymous shared memory any more
+    /// (device and inode at home). Their content is gone.
+    Unmapped(Vec<(u64, u64)>),
 }
 
 /// The destination of a guest's departure.

@@ -160,6 +160,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("threadlast", Kind::Calls),
     entry("threadleader", Kind::Calls),
     entry("barriers", Kind::Calls),
+    entry("unmapped", Kind::Calls),
     entry("shared", Kind::Calls),
     entry("outsider", Kind::Refused("shared")),
     staying(&["seccomp"], "seccomp:"),

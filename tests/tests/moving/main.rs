@@ -14,6 +14,7 @@ mod native;
 mod real_programs;
 mod recovery;
 mod refusals;
+mod shared_memory;
 mod shutdown;
 mod stopped;
 mod uninterruptible;

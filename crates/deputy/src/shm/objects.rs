@@ -1,6 +1,7 @@
 //! Opens the memory that departing processes share, and keeps it open while it is shared away.
 
 use crate::migrate::group::shared_refusal;
+use crate::process::{Process, State};
 use crate::shim::Shim;
 use crate::shm::open_watch::OpenWatch;
 use crate::shm::sharers::{Opener, Sharers, Unopened};
@@ -10,7 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use tern_ids::HomePid;
 use tern_image::layout;
 use tern_image::object::{self, ObjectId};
-use tern_tracee::procfs::Mapping;
+use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::stop::Stopped;
 
 impl Shim {
     /// Opens the memory that these seized processes share, unless another process has it open too.
@@ -114,6 +116,23 @@ impl Shim {
         Ok(())
     }
 
+    /// No process away maps these pieces of anonymous shared memory any more, and their content is
+    /// gone. Unmaps them in this deputy too, and closes those that no other process has.
+    pub(crate) fn release_objects(&mut self, pid: HomePid, objects: &[ObjectId]) {
+        let Some(process) = self.processes.get_mut(&pid).filter(|p| matches!(p.state, State::Away)) else {
+            return;
+        };
+        process.files.objects.retain(|id| !objects.contains(id));
+        process.files.forget_objects();
+        // If no thread can be stopped now, the mappings stay until the process is home.
+        let unmapped =
+            self.with_any_thread(pid, None, |process, stopped| process.unmap_objects(stopped, objects));
+        if let Err(error) = unmapped {
+            self.handle_error(pid, &error);
+        }
+        self.close_unused_objects();
+    }
+
     /// Closes the objects that no process of this shim shares any more.
     pub(crate) fn close_unused_objects(&mut self) {
         if self.inodes.is_empty() {
@@ -131,5 +150,25 @@ impl Shim {
         if let Some(open_blocker) = &mut self.open_blocker {
             open_blocker.retain(in_use);
         }
+    }
+}
+
+impl Process {
+    /// Has a stopped deputy unmap these pieces of anonymous shared memory, and resumes it.
+    fn unmap_objects(&mut self, stopped: Stopped, objects: &[ObjectId]) -> tern_tracee::Result<()> {
+        let maps = procfs::maps(self.memory.pid())?;
+        let is_released =
+            |m: &&Mapping| m.shared && m.name.starts_with(b"/dev/zero") && objects.contains(&object::id(m));
+        let mut injection = self.injection(stopped)?.0;
+        for m in maps.iter().filter(is_released) {
+            injection.must(
+                "unmap shared memory",
+                libc::SYS_munmap,
+                [m.start, m.end - m.start, 0, 0, 0, 0],
+            )?;
+            self.placeholders.retain(|(start, end)| *start < m.start || m.end < *end);
+        }
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)
     }
 }

@@ -96,6 +96,7 @@ impl Shim {
                 WorkerEvent::Accepted(connection, link) => self.accept_link(connection, *link),
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
+                WorkerEvent::Unmapped(objects) => self.release_unmapped(&objects),
                 WorkerEvent::NotAwaited(epochs) => self.end_not_awaited(&epochs),
             }
         }

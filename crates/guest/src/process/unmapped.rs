@@ -1,0 +1,68 @@
+//! Anonymous shared memory (MAP_SHARED without a file) that no guest maps any more.
+//!
+//! munmap is not trapped, so the shim does not notice it. A program that maps and unmaps such memory
+//! again and again would fill the node, and the descriptors of its shims. Nothing can reach the
+//! memory once it is unmapped everywhere. All processes that share it are on this node, and home has
+//! no open file for it. Other shared memory may be mapped again by its name or descriptor, and
+//! travels with its process.
+
+use crate::process::State;
+use crate::shim::Shim;
+use std::sync::Arc;
+use tern_image::object::ObjectId;
+use tern_migrate::message::Message;
+
+/// The name of anonymous shared memory in /proc/PID/maps.
+const ANONYMOUS_NAME: &[u8] = b"/dev/zero (deleted)";
+
+impl Shim {
+    /// Has a worker look for memory that no guest maps. Not while a guest arrives or departs, or
+    /// waits for a mapping: then memory has no mapping yet, or its content is being sent.
+    pub(crate) fn find_unmapped(&mut self) {
+        let is_settled = self.guests.values().all(|guest| {
+            matches!(guest.process.state, State::Running)
+                && guest.threads.values().all(|t| t.pending.as_ref().is_none_or(|p| p.file.is_none()))
+        });
+        if !is_settled {
+            return;
+        }
+        let files = self.guests.values().flat_map(|guest| guest.process.mapped_files.values());
+        let anonymous = files.filter(|file| file.is_object && file.path == ANONYMOUS_NAME);
+        let mut ids: Vec<ObjectId> = anonymous.map(|file| (file.device, file.inode)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let open = |id: ObjectId| Some((id, Arc::clone(self.cache.objects.get(id)?)));
+        let objects: Vec<_> = ids.into_iter().filter_map(open).collect();
+        if !objects.is_empty() {
+            self.workers.find_unmapped(objects);
+        }
+    }
+
+    /// Forgets memory that no guest maps, which is sealed, and notifies home. A guest that has begun
+    /// to depart meanwhile has announced the memory, and sends it.
+    pub(crate) fn release_unmapped(&mut self, objects: &[ObjectId]) {
+        let is_announced = |id: &ObjectId| {
+            self.guests.values().any(|guest| {
+                let lists =
+                    guest.process.mapped_files.values().any(|f| f.is_object && (f.device, f.inode) == *id);
+                lists && !matches!(guest.process.state, State::Running)
+            })
+        };
+        let released: Vec<ObjectId> = objects.iter().copied().filter(|id| !is_announced(id)).collect();
+        self.workers.close(released.iter().filter_map(|id| self.cache.objects.remove(*id)).collect());
+        let mut holders = Vec::new();
+        for guest in self.guests.values_mut() {
+            let before = guest.process.mapped_files.len();
+            let is_kept = |file: &tern_image::FileRef| {
+                !file.is_object || !released.contains(&(file.device, file.inode))
+            };
+            guest.process.mapped_files.retain(|_, file| is_kept(file));
+            if guest.process.mapped_files.len() < before {
+                holders.push(guest.process.pid);
+            }
+        }
+        for pid in holders {
+            self.send_home(pid, &Message::Unmapped(released.clone()));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Shared memory that a program away has unmapped takes no memory, descriptors or mappings on any
+//! node.
+
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+use tern_tests::cluster::Cluster;
+use tern_tests::cluster::fault_injection::{pids, wait_until};
+use tern_tests::programs::{Flavour, named};
+use tern_tests::runs::running::{ANNOUNCE, Running};
+
+/// How often the program maps and unmaps a mebibyte.
+const TIMES: &str = "200";
+
+/// Number of lines with this pattern in what a command on a node prints.
+fn lines(cluster: &Cluster, node: u16, command: &str, pattern: &str) -> Result<usize> {
+    let count = cluster.run(node, &["sh", "-c", &format!("{command} | grep -c '{pattern}'; true")])?;
+    Ok(String::from_utf8_lossy(&count).trim().parse()?)
+}
+
+#[test]
+fn unmapped_shared_memory_is_freed() -> Result<()> {
+    let program = named("unmapped", Flavour::Static)?;
+    let cluster = Cluster::without_quotas("unmapped", 2)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).arg(TIMES);
+    let until = "/tmp/until-unmapped";
+    command.env("TERN_SECONDS", "0").env("TERN_UNTIL", until);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("unmapped")?;
+    // What the program and its child still share.
+    let mapped = format!("cat /proc/{}/maps", running.pid);
+    let held = || -> Result<[usize; 3]> {
+        let shims = pids(&cluster, 2, "tern-shim")?;
+        let of_guests: Vec<String> = shims.iter().map(|pid| format!("/proc/{pid}/fd")).collect();
+        let of_home = pids(&cluster, 1, "tern-shim")?;
+        let of_home: Vec<String> = of_home.iter().map(|pid| format!("/proc/{pid}/fd")).collect();
+        Ok([
+            lines(&cluster, 2, &format!("ls -l {}", of_guests.join(" ")), "tern-shared")?,
+            lines(&cluster, 1, &format!("ls -l {}", of_home.join(" ")), "/dev/zero")?,
+            lines(&cluster, 1, &mapped, "/dev/zero")?,
+        ])
+    };
+    let are_freed = || held().is_ok_and(|held| held.iter().all(|count| *count <= 1));
+    wait_until("the memory is freed", Duration::from_secs(20), are_freed)
+        .with_context(|| format!("held by the guest's shim, home's shim and the deputy: {:?}", held()))?;
+    for to in ["home", "2"] {
+        cluster.migrate(running.pid, to)?;
+    }
+    cluster.touch(until)?;
+    let end = running.finish(Duration::from_secs(60))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
+    Ok(())
+}
