@@ -53,8 +53,9 @@ pub struct ProcessSnapshot {
     pub calls_per_s: f64,
     /// Data that these calls carry, in bytes a second.
     pub bytes_per_s: f64,
-    /// Its use of files of other nodes, which `calls_per_s` and `bytes_per_s` do not include: what
-    /// home requests from each node, or would request if the process did not run on that node.
+    /// Traffic to files below /mfs, by the node that has them: what home requests from that node for
+    /// the process, or would if the process did not run there. Not included in `calls_per_s` and
+    /// `bytes_per_s`.
     pub files: BTreeMap<NodeId, Traffic>,
     /// Bytes that it will need (`mosrun -m`); 0 if it needs no more than it has.
     pub claim: u64,
@@ -68,8 +69,8 @@ pub struct ProcessSnapshot {
     pub forbidden: BTreeSet<NodeId>,
     /// Whether it can be moved now, and neither its user nor an administrator forbids it.
     pub movable: bool,
-    /// The node where it runs wants it to leave (`expel`, its owner, a shutdown); it leaves even if
-    /// locked.
+    /// Its node wants it to leave (`expel`, the node's owner needs the node, a shutdown). A locked
+    /// process leaves too. Only the simulator sets this: ternd evacuates by itself.
     pub evicted: bool,
 }
 

@@ -27,7 +27,7 @@ fn unmapped_shared_memory_is_freed() -> Result<()> {
     command.env("TERN_SECONDS", "0").env("TERN_UNTIL", until);
     let mut running = Running::start(&mut command, false)?;
     running.await_output("unmapped")?;
-    // What the program and its child still share.
+    // The program and its child still share one piece.
     let mapped = format!("cat /proc/{}/maps", running.pid);
     let held = || -> Result<[usize; 3]> {
         let shims = pids(&cluster, 2, "tern-shim")?;

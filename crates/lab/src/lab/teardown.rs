@@ -30,9 +30,9 @@ pub fn down(name: &LabName) -> Result<()> {
         let end = Instant::now() + EXIT_TIMEOUT;
         loop {
             group.kill(EXIT_TIMEOUT).map_err(|pids| LabError::Unkillable { lab: name.clone(), pids })?;
-            // A process forked just before the kill may join the group before its removal; the next
-            // round kills it. Once a group is removed, no process can join it, and a helper that
-            // cannot join exits.
+            // A helper of the lab that was started just before the kill may still move itself into
+            // the group before it is removed. The next round kills it. A helper that finds no group
+            // exits.
             match group.remove(GROUP_REMOVAL_TIMEOUT) {
                 Err(_) if Instant::now() < end => {}
                 removed => {
@@ -49,7 +49,7 @@ pub fn down(name: &LabName) -> Result<()> {
 /// Kills a node: takes its ports down, then kills its processes. Does nothing if the node is down.
 pub(super) fn kill_node(state: &mut LabState, node: u16) -> Result<()> {
     let Some(init) = state.node(node)?.init else { return Ok(()) };
-    // If another process killed the node's init, the node's ports are gone already.
+    // If another process killed the node's init, the kernel removes the node's ports.
     if init.is_alive() {
         cuts::disable_ports(state, node)?;
         init.kill();

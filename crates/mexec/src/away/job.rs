@@ -192,8 +192,8 @@ impl Job {
         }
     }
 
-    /// Whether more output may be pending than the peer accepts now. The peer may accept none for
-    /// any length of time.
+    /// Whether more output may be pending than the peer accepts now. A peer may accept none for as
+    /// long as it likes, so this time does not count towards [`OUTPUT_TIMEOUT`].
     fn is_blocked(&self, link: &Link) -> bool {
         let mut open = self.output.iter().zip(&self.credit).filter(|(output, _)| output.is_some());
         open.any(|(_, credit)| credit.left() == 0 || link.unsent() > MAX_UNSENT)

@@ -401,7 +401,8 @@ impl Filesystem for MountedTree {
             return;
         }
         let space = self.inode(number).and_then(|inode| {
-            let response = self.0.call_on(&inode, &self.caller(request), &[], |of| Op::StatFs { of })?;
+            let response =
+                self.0.call_without_path(&inode, &self.caller(request), &[], |of| Op::StatFs { of })?;
             if let FileReply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
         });
         respond!(reply, space, |s| reply.statfs(

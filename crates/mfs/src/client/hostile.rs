@@ -79,7 +79,7 @@ impl Client {
                 FileReply::Recalled(leases) => {
                     for lease in leases {
                         for inode in inodes.of_file(self.peer.node(), &lease.file) {
-                            inode.pages.set_unknown();
+                            inode.pages.forget_version();
                             inode.renewable_cache.recall();
                         }
                     }

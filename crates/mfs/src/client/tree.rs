@@ -225,7 +225,7 @@ impl Tree {
     }
 
     /// Calls an operation on an object that was not reached by name.
-    pub(crate) fn call_on(
+    pub(crate) fn call_without_path(
         &self,
         inode: &Arc<Inode>,
         caller: &Credentials,
@@ -406,8 +406,11 @@ impl Tree {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
-        let response =
-            self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
+        let response = self.call_without_path(&handle.inode, &handle.opener, &[], |of| Op::Open {
+            of,
+            flags,
+            content: false,
+        })?;
         let FileReply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
         if writes && handle.has_lost_writes(response.boot) {
@@ -432,8 +435,11 @@ impl Tree {
             return Ok(());
         }
         let flags = handle.flags;
-        let response =
-            self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
+        let response = self.call_without_path(&handle.inode, &handle.opener, &[], |of| Op::Open {
+            of,
+            flags,
+            content: false,
+        })?;
         let FileReply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         *opened = new;
         drop(opened);

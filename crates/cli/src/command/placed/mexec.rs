@@ -159,7 +159,7 @@ fn profile_class(program: &OsStr, arguments: &[&OsStr]) -> String {
     let name = base(program);
     let shell = ["sh", "bash", "dash", "ksh", "zsh"].contains(&&*name);
     let script =
-        shell.then(|| arguments.iter().skip_while(|word| !word.to_string_lossy().ends_with('c')).nth(1));
+        shell.then(|| arguments.iter().skip_while(|word| !is_command_option(&word.to_string_lossy())).nth(1));
     match script.flatten() {
         Some(script) => {
             let script = script.to_string_lossy();
@@ -168,6 +168,11 @@ fn profile_class(program: &OsStr, arguments: &[&OsStr]) -> String {
         }
         None => name,
     }
+}
+
+/// Whether this is the shell's option -c, perhaps combined with others (-ec).
+fn is_command_option(word: &str) -> bool {
+    word.starts_with('-') && !word.starts_with("--") && word.ends_with('c')
 }
 
 /// `mexec …`.
@@ -248,8 +253,8 @@ fn run_placed(
     }
 }
 
-/// Runs a command here without placing it. Returns only if it could not be run, or if its end is
-/// recorded.
+/// Runs a command here without placing it. Without a record this process becomes the command. With
+/// one, the command is a child, its end is recorded, and this process ends in the same way.
 ///
 /// # Errors
 /// Why it was not run, or its status.
@@ -364,5 +369,6 @@ mod tests {
         assert_eq!(class(&["/usr/bin/gcc", "-c", "x.c"]), "gcc");
         assert_eq!(class(&["sh", "-ec", "X=1 /bin/ld -o a && b"]), "sh ld");
         assert_eq!(class(&["bash", "script"]), "bash");
+        assert_eq!(class(&["bash", "build.c", "x"]), "bash");
     }
 }

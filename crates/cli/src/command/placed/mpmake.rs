@@ -261,7 +261,7 @@ pub(crate) fn run_shell(invocation: &Invocation<'_>) -> Result<(), Failure> {
         record.inspect(|record| record.started(None, why))
     };
     if recipe::is_recursive(&script) {
-        let _record = start_record(event_log::RECURSIVE);
+        let _record = start_record(event_log::RECURSIVE_MAKE);
         return Err(replace_by_shell(&shell, invocation.args));
     }
     if recipe::is_trivial(&script) {

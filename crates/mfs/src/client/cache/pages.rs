@@ -41,7 +41,7 @@ struct PageVersion {
 
 impl CachedPages {
     /// The version of the kernel's pages is unknown from now on.
-    pub(crate) fn set_unknown(&self) {
+    pub(crate) fn forget_version(&self) {
         if let Some(current) = &mut *lock(&self.current) {
             current.version = None;
         }
@@ -51,7 +51,7 @@ impl CachedPages {
     /// the file is open, its pages are taken to be outdated from now on. Each read drops them,
     /// until an open that finds the file not open otherwise.
     pub(crate) fn note_attribute_invalidation(&self) {
-        self.set_unknown();
+        self.forget_version();
         self.is_suspect.store(self.is_open(), Ordering::Release);
     }
 
@@ -139,7 +139,7 @@ mod tests {
         assert!(!pages.has_only(version(2)), "old pages may be left");
         std::thread::sleep(REPLY_SETTLE_TIME);
         assert!(pages.has_only(version(2)) && !pages.has_only(version(1)));
-        pages.set_unknown();
+        pages.forget_version();
         assert!(!pages.has_only(version(2)));
         pages.set_version(None);
         std::thread::sleep(REPLY_SETTLE_TIME);

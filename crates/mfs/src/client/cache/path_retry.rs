@@ -51,7 +51,7 @@ pub(crate) enum LookupMode {
     /// Without dentry checks.
     Unchecked,
     /// Fail with `ESTALE`, unless the path can begin in this directory; then without dentry checks.
-    FailUnlessStart,
+    StaleUnlessPathStart,
 }
 
 impl PathRetries {
@@ -61,7 +61,7 @@ impl PathRetries {
     }
 
     /// This thread repeats a lookup in a directory where its path may begin.
-    pub(crate) fn restart_in(&self, tid: u32, dir: u64) {
+    pub(crate) fn note_restart_in(&self, tid: u32, dir: u64) {
         self.insert(tid, RetryPoint::PathEnd(vec![dir]));
     }
 
@@ -87,7 +87,7 @@ impl PathRetries {
                 if *twice {
                     LookupMode::Unchecked
                 } else {
-                    LookupMode::FailUnlessStart
+                    LookupMode::StaleUnlessPathStart
                 }
             }
             RetryPoint::Lookup(..) => {

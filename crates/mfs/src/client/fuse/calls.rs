@@ -53,8 +53,8 @@ impl MountedTree {
         }
     }
 
-    /// The inode of a node's file. Fails for the tree's root and its links, on which no operation
-    /// is possible.
+    /// The inode of a node's file. Fails for the tree's root and its links: no node performs
+    /// operations on them.
     pub(crate) fn inode(&self, number: INodeNo) -> FsResult<Arc<Inode>> {
         if is_synthetic(number) {
             return Err(Errno::PERM);
@@ -76,7 +76,7 @@ impl MountedTree {
             let tid = request.pid();
             let path_retries = &self.0.path_retries;
             let response = match path_retries.lookup_mode(tid, dir.number, name) {
-                LookupMode::FailUnlessStart if !may_path_begin_in(tid, &dir) => {
+                LookupMode::StaleUnlessPathStart if !may_path_begin_in(tid, &dir) => {
                     path_retries.fail_at_lookup(tid, dir.number, name, true);
                     return Err(Errno::STALE);
                 }
@@ -95,10 +95,10 @@ impl MountedTree {
                     })
                 }
                 mode => {
-                    if mode == LookupMode::FailUnlessStart {
-                        path_retries.restart_in(tid, dir.number);
+                    if mode == LookupMode::StaleUnlessPathStart {
+                        path_retries.note_restart_in(tid, dir.number);
                     }
-                    self.0.call_on(&dir, &caller, &[], op)
+                    self.0.call_without_path(&dir, &caller, &[], op)
                 }
             };
             let response = response.inspect_err(|errno| {
@@ -125,14 +125,14 @@ impl MountedTree {
     }
 
     /// Resolves a name from the client's own name cache, which stands in for the kernel's dentries.
-    /// The dentry is recorded before the kernel gets it, as any other.
+    /// As every dentry that the kernel gets, it is first recorded in the inode's `dentries`.
     fn cached_name(&self, tid: u32, dir: &Arc<Inode>, name: &OsStr) -> Option<EntryReply> {
         let epoch = self.0.invalidator.dentry_epoch();
         let (inode, attributes, stamp) = dir.name_cache.get(name, epoch)?;
         let remaining = stamp.deliver(|remaining| remaining(attributes.lease));
         if !is_in_non_creating_call(tid)
             || !inode.dentries.add(dir, name, remaining, epoch)
-            || !self.0.inodes.repeat_lookup(&inode)
+            || !self.0.inodes.count_lookup_again(&inode)
         {
             return None;
         }
@@ -152,7 +152,8 @@ impl MountedTree {
         let attributes = inode.renewable_cache.attributes(peer).filter(|_| is_still)?;
         let epoch = self.0.invalidator.dentry_epoch();
         let is_cacheable = are_names_cacheable(dir, epoch) && self.0.invalidator.can_invalidate_dentries();
-        if !inode.dentries.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.repeat_lookup(&inode) {
+        if !inode.dentries.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.count_lookup_again(&inode)
+        {
             return None;
         }
         let dentry = Dentry::Positive(
@@ -200,8 +201,9 @@ impl MountedTree {
         use rustix::fs::FileType::{Directory, RegularFile, Symlink};
         let kind = rustix::fs::FileType::from_raw_mode(found.attributes.mode);
         let epoch = self.0.invalidator.dentry_epoch();
-        // Recorded even with a zero TTL: it may be the last component of a path whose other
-        // components the kernel took from its cache.
+        // Recorded even with a zero TTL. The call at the end of the path has the node check every
+        // recorded dentry on the way, and the kernel may have taken the earlier components from its
+        // cache.
         inode.dentries.add(dir, name, Duration::ZERO, epoch);
         // Other kinds (pipes, sockets) are opened by this kernel without a request to the node, so
         // their names are never cached.
@@ -240,17 +242,17 @@ impl MountedTree {
         {
             return Ok(EntryReply::for_file(inode, &attributes, stamp, reading));
         }
-        let cached = if reading { inode.cached_for_read() } else { inode.take_after_change() };
+        let cached = if reading { inode.cached_for_read() } else { inode.take_attributes_after_change() };
         if let Some((attributes, stamp)) = cached {
             return Ok(EntryReply::for_file(inode, &attributes, stamp, reading));
         }
         let (stamp, lock_events) = (ValidityStamp::for_inode(&inode), inode.lock_events());
         let op = |of| Op::GetAttr { of };
         let response = if reading {
-            self.0.call_on(&inode, &self.caller(request), &[], op)?
+            self.0.call_without_path(&inode, &self.caller(request), &[], op)?
         } else {
-            // The kernel may be checking permissions with these attributes, perhaps those of a file
-            // that has lost its name.
+            // By path, since the kernel may check permissions with these attributes; or by handle,
+            // since an open file may have no name any more.
             self.call_by_path_or_handle(request, &inode, &self.caller(request), &[], op)?
         };
         let FileReply::Attributes(attributes) = response.reply else { return Err(Errno::IO) };
@@ -294,7 +296,7 @@ impl MountedTree {
         match self.0.call_at_path_end(request.pid(), inode, caller, data, &op) {
             Err(Errno::STALE) if inode.pages.is_open() => {
                 self.0.path_retries.finish(request.pid());
-                self.0.call_on(inode, caller, data, op)
+                self.0.call_without_path(inode, caller, data, op)
             }
             done => done,
         }
@@ -343,7 +345,7 @@ impl MountedTree {
             let at = at + done;
             let response =
                 self.0.call_on_open(&handle, &caller, piece, |opened| Op::Write { opened, at, append })?;
-            handle.inode.pages.set_unknown();
+            handle.inode.pages.forget_version();
             self.0.traffic.count(request.pid(), handle.inode.node(), piece.len());
             let count = checked_count(&response.reply, piece.len() as u64)?;
             done += count;
@@ -397,7 +399,7 @@ impl MountedTree {
             return Err(Errno::NODATA);
         }
         let inode = self.inode(number)?;
-        Ok(self.0.call_on(&inode, &self.caller(request), &[], op)?.data().to_vec())
+        Ok(self.0.call_without_path(&inode, &self.caller(request), &[], op)?.data().to_vec())
     }
 }
 
@@ -423,8 +425,8 @@ fn checked_count(reply: &FileReply, limit: u64) -> FsResult<u64> {
     }
 }
 
-/// Attributes of a link. Its target is a node number of at most five digits, which depends on the
-/// caller.
+/// Attributes of a link. Its target depends on the caller and is a node number of at most five
+/// digits, except that of the administration tree.
 pub(crate) fn link_attr(link: RootLink) -> FileAttr {
     let size = if link == RootLink::Admin { 0 } else { 5 };
     synthetic_attr(link.number(), FileType::Symlink, 0o777, size)

@@ -218,7 +218,7 @@ impl OpenedFile {
             let mut flags = FopenFlags::empty();
             flags.set(FopenFlags::FOPEN_NOFLUSH, self.skips_flush);
             if !self.may_cache || remaining.is_zero() {
-                self.inode.pages.set_unknown();
+                self.inode.pages.forget_version();
                 // A file for guests must be mappable in any case. Each page then shows the file as
                 // of the page's first access.
                 flags.set(FopenFlags::FOPEN_DIRECT_IO, self.inode.peer.context.purpose != Purpose::Guests);

@@ -169,7 +169,7 @@ impl Inode {
     }
 
     /// Takes its attributes after an operation out of the cache.
-    pub(crate) fn take_after_change(&self) -> Option<(Attributes, ValidityStamp)> {
+    pub(crate) fn take_attributes_after_change(&self) -> Option<(Attributes, ValidityStamp)> {
         let cached = lock(&self.after_change).take();
         cached.filter(|(attributes, stamp)| {
             stamp.age() < AFTER_CHANGE_TTL && stamp.is_lease_valid(attributes.lease)

@@ -126,7 +126,7 @@ impl MountedTree {
         let _once = handle.passthrough_open.set(PassthroughOpen(open.inode.clone()));
         if backing.is_some() {
             // Pages cached by FUSE are not those of the backing file.
-            open.inode.pages.set_unknown();
+            open.inode.pages.forget_version();
             if writes {
                 if open.inode.note_lock_request() {
                     self.0.invalidator.invalidate_attributes(open.inode.number);

@@ -219,7 +219,7 @@ impl MountedTree {
     /// The type of an entry for which the file system did not report it.
     fn look_up_kind(&self, handle: &Handle, entry: &DirEntry) -> FileType {
         let op = |dir| Op::Lookup { dir, name: entry.name.clone() };
-        let response = self.0.call_on(&handle.inode, &handle.opener, &[], op);
+        let response = self.0.call_without_path(&handle.inode, &handle.opener, &[], op);
         let Ok(FileReply::Found(found, _)) = response.map(|response| response.reply) else {
             return FileType::RegularFile;
         };

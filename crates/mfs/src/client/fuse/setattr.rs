@@ -27,7 +27,7 @@ impl MountedTree {
         let attributes = set?;
         // The kernel takes the new size from this reply. Its pages are revalidated before they are
         // used.
-        inode.pages.set_unknown();
+        inode.pages.forget_version();
         Ok(file_attr(&inode, &attributes))
     }
 
@@ -40,10 +40,10 @@ impl MountedTree {
         change: &AttributeChange,
     ) -> FsResult<Attributes> {
         match handle {
-            // This request makes `call_on` look the object up again, if the server has lost both the
+            // This request makes `call_without_path` look the object up again, if the server has lost both the
             // object and the open file.
             Some(handle) if change.size.is_some() => {
-                self.0.call_on(inode, caller, &[], |of| Op::GetAttr { of })?;
+                self.0.call_without_path(inode, caller, &[], |of| Op::GetAttr { of })?;
                 let op =
                     |opened| Op::SetAttr { of: inode.object(), opened: Some(opened), change: change.clone() };
                 attributes_of(&self.0.call_on_open(handle, caller, &[], op)?.reply)

@@ -1,7 +1,7 @@
 //! A build, as reconstructed from its event log: its commands, where and when each ran, and on
 //! which lane of its node.
 
-use super::event_log::{self, BuildEvent, BuildStart, LoadSample, NodeInfo, RECURSIVE};
+use super::event_log::{self, BuildEvent, BuildStart, LoadSample, NodeInfo, RECURSIVE_MAKE};
 use super::recipe::{self, Kind};
 use std::collections::{BTreeMap, HashMap};
 
@@ -79,7 +79,7 @@ impl Build {
                     let Some(index) = indices.get(&id) else { continue };
                     let me = build.start.me;
                     let command = &mut build.commands[*index];
-                    if why == RECURSIVE {
+                    if why == RECURSIVE_MAKE {
                         makes.push(*index);
                     }
                     (command.started_at, command.node, command.why) =

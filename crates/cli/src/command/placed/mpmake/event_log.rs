@@ -147,7 +147,7 @@ pub(crate) fn reason_text(why: PlacementReason) -> String {
 pub(crate) const TRIVIAL: &str = "trivial command";
 
 /// The reason for a recursive make, which runs here for the whole time and does no work itself.
-pub(crate) const RECURSIVE: &str = "a recursive make";
+pub(crate) const RECURSIVE_MAKE: &str = "a recursive make";
 
 /// Records the events of one command.
 #[derive(Debug, Clone)]

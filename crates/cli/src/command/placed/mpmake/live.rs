@@ -1,6 +1,6 @@
 //! The current state of a build, from its event log, which is read as it grows.
 
-use super::event_log::{self, BuildEvent, BuildStart, NodeInfo, RECURSIVE};
+use super::event_log::{self, BuildEvent, BuildStart, NodeInfo, RECURSIVE_MAKE};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Read;
@@ -17,7 +17,7 @@ pub(super) struct LiveBuild {
     failed: usize,
     /// By id, the commands that wait (no node) or run: order of arrival, node, command line.
     active: HashMap<String, (u64, Option<u16>, String)>,
-    next: u64,
+    next_order: u64,
 }
 
 impl LiveBuild {
@@ -44,10 +44,10 @@ impl LiveBuild {
                 *self = Self { file, partial_line, start, ..Self::default() };
             }
             BuildEvent::Asked { id, command, .. } => {
-                self.active.insert(id, (self.next, None, command));
-                self.next += 1;
+                self.active.insert(id, (self.next_order, None, command));
+                self.next_order += 1;
             }
-            BuildEvent::Begun { id, why, .. } if why == RECURSIVE => {
+            BuildEvent::Begun { id, why, .. } if why == RECURSIVE_MAKE => {
                 self.active.remove(&id);
             }
             BuildEvent::Begun { id, node, .. } => {

@@ -137,7 +137,7 @@ fn receive_recalls(
         peer.renewal.set_processed_recalls(recalls);
         for lease in &leases {
             for inode in inodes.of_file(peer.node(), &lease.file) {
-                inode.pages.set_unknown();
+                inode.pages.forget_version();
                 // After a late recall a request for the changed file may be in flight. An
                 // invalidation would make the kernel ignore its reply, and use the old attributes.
                 // So, except under renewable leases (above), the kernel revalidates by itself: soon

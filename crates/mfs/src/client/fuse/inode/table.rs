@@ -130,7 +130,7 @@ impl InodeTable {
 
     /// Counts a lookup by the kernel that needed no request. False if the kernel has dropped the
     /// inode.
-    pub(crate) fn repeat_lookup(&self, inode: &Arc<Inode>) -> bool {
+    pub(crate) fn count_lookup_again(&self, inode: &Arc<Inode>) -> bool {
         match lock(&self.maps).inodes.get_mut(&inode.number) {
             Some((found, lookups)) if Arc::ptr_eq(found, inode) => {
                 *lookups += 1;
