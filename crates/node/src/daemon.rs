@@ -1,5 +1,6 @@
 //! Start-up of the daemon: the resources that it acquires and the threads that it starts.
 
+mod cache_limit;
 mod shutdown;
 
 use crate::balance::eligible::{LOOKUP_INTERVAL, UserSet};
@@ -72,6 +73,7 @@ pub fn run(config: Config) -> Result<()> {
             .spawn(move || resolve_balance_users(&own))
             .context("cannot start a thread")?;
     }
+    cache_limit::start(&node.config.cache_dir).context("cannot start a thread")?;
     admin_tree::supervise(&node)?;
     gatekeeper::supervise(&node)?;
     // Fetches changes of the map that were made while this node was down.

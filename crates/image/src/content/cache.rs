@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use tern_ids::{ContentHash, HomePid};
 
 /// A connection that stays open as long as a file is open.
@@ -123,6 +124,8 @@ impl ContentCache {
         if !found.metadata().is_ok_and(|m| m.len() == file.size) {
             return false;
         }
+        // ternd removes the least recently used files. Only their owner can note the use.
+        let _not_the_owner = found.set_modified(SystemTime::now());
         self.open.insert(file.hash, found.into());
         true
     }
