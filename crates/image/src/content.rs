@@ -21,7 +21,7 @@ use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -30,8 +30,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tern_ids::{ContentHash, NodeId};
 use tern_tracee::procfs::Mapping;
+
+/// Two changes within this time may get the same time stamp: a tick of the kernel at most.
+const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(20);
 
 /// A file changed within this many seconds is not cached by hash.
 const SETTLED_SECONDS: i64 = 2;
@@ -80,6 +84,9 @@ struct IdentifiedFile {
     mapped_at: (u64, u64),
     /// Shows whether the file has changed. `None` if it was written too recently to tell.
     stamp: Option<String>,
+    /// The same at the time when its content was read. `None` if it had been written just before,
+    /// within the granularity of time stamps.
+    version: Option<String>,
     /// A copy of a file that may still be written.
     copy: Option<File>,
 }
@@ -199,6 +206,22 @@ impl HomeFiles {
         if stamp.is_none() || identified != stamp {
             self.identified.remove(&(m.device, m.inode));
         }
+    }
+
+    /// Drops the records of files that may have changed since their content was read. The process is
+    /// stopped now; while it ran, it may have written to a file that it maps. Pages that it has not
+    /// written itself must have the content that the file has at the stop.
+    pub fn forget_changed(&mut self) {
+        let pid = self.pid;
+        self.identified.retain(|_, identified| {
+            let is_read_elsewhere = identified.file.is_object || identified.file.location.is_some();
+            let (start, end) = identified.mapped_at;
+            is_read_elsewhere
+                || identified.version.as_ref().is_some_and(|version| {
+                    current_stamp(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).as_ref()
+                        == Some(version)
+                })
+        });
     }
 
     /// Drops all records: the process executed another program, and may map changed files.
@@ -341,16 +364,21 @@ fn copy(file: &File) -> io::Result<File> {
 /// A text that changes whenever a file's content does, except within the granularity of time
 /// stamps.
 fn stamp(meta: &fs::Metadata) -> String {
-    format!(
-        "{:x}-{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
-        meta.dev(),
-        meta.ino(),
-        meta.size(),
-        meta.mtime(),
-        meta.mtime_nsec(),
-        meta.ctime(),
-        meta.ctime_nsec()
-    )
+    let (changed, status_changed) = ((meta.mtime(), meta.mtime_nsec()), (meta.ctime(), meta.ctime_nsec()));
+    stamp_of((meta.dev(), meta.ino(), meta.size()), changed, status_changed)
+}
+
+fn stamp_of((dev, ino, size): (u64, u64, u64), mtime: (i64, i64), ctime: (i64, i64)) -> String {
+    format!("{dev:x}-{ino:x}-{size:x}-{:x}.{:x}-{:x}.{:x}", mtime.0, mtime.1, ctime.0, ctime.1)
+}
+
+/// The stamp of the file at this path, as far as this machine knows it: no server is asked.
+fn current_stamp(path: &str) -> Option<String> {
+    let stat =
+        rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, rustix::fs::StatxFlags::BASIC_STATS).ok()?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, i64::from(time.tv_nsec));
+    Some(stamp_of((device, stat.stx_ino, stat.stx_size), time(stat.stx_mtime), time(stat.stx_ctime)))
 }
 
 /// The hash of a file that `node` stores and that is not read: a hash of the node's number and the
@@ -396,7 +424,8 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location: None,
             };
-            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: None, copy: None };
+            let identified =
+                IdentifiedFile { file: file.clone(), mapped_at, stamp: None, version: None, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
@@ -406,10 +435,14 @@ impl FileIdentifier for HomeFiles {
         if !meta.is_file() {
             return Err(Unmovable::SpecialMapping(String::from_utf8_lossy(&m.name).into_owned()));
         }
-        let now =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
+        let since_epoch =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let settled = since_epoch.as_secs().cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
         let stamped = settled.then(|| stamp(&meta));
+        let changed_at = (meta.mtime(), meta.mtime_nsec()).max((meta.ctime(), meta.ctime_nsec()));
+        let granule_ago = since_epoch.saturating_sub(TIMESTAMP_GRANULARITY);
+        let was_before = (granule_ago.as_secs().cast_signed(), i64::from(granule_ago.subsec_nanos()));
+        let version = (changed_at < was_before).then(|| stamp(&meta));
         if let Some(location) = self.location(m, &file, &meta) {
             let (path, hash) = (m.name.clone(), version_hash(location.node, stamped.as_deref()));
             let (device, inode, location) = (m.device, m.inode, Some(Box::new(location)));
@@ -423,7 +456,8 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location,
             };
-            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy: None };
+            let identified =
+                IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, version: None, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
@@ -444,7 +478,7 @@ impl FileIdentifier for HomeFiles {
             is_object,
             location: None,
         };
-        let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy };
+        let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, version, copy };
         self.identified.insert((m.device, m.inode), identified);
         Ok(Some(file))
     }

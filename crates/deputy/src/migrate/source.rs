@@ -47,6 +47,7 @@ impl MigrationSource for OutgoingSource<'_> {
             // While it ran it may have begun what keeps it at home: a filter, a ring, a vfork
             // child.
             self.process.files.forget_objects();
+            self.process.files.forget_changed();
             tern_image::process::check(pid, std::process::id() as i32)??;
         }
         // The maps of a running process are read in pieces, which need not be consistent. And in

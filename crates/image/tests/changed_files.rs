@@ -1,0 +1,59 @@
+//! A process is described while it runs, and once more when it has been stopped. A file that it maps
+//! may have been written in between.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+use tern_image::content::HomeFiles;
+use tern_image::layout::FileIdentifier;
+use tern_tracee::procfs::{self, Mapping};
+
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+fn mapping_of(pid: i32, file: &Path) -> Option<Mapping> {
+    let maps = procfs::maps(pid).ok()?;
+    maps.into_iter().find(|m| m.name == file.as_os_str().as_encoded_bytes())
+}
+
+#[test]
+fn written_file_is_identified_anew_when_its_process_has_stopped() {
+    let dir = std::env::temp_dir().join(format!("tern-changed-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let library = dir.join("library.so");
+    // Any library will do: it is only mapped.
+    let own = procfs::maps(std::process::id() as i32).unwrap();
+    let libc = own.iter().find(|m| m.name.windows(8).any(|part| part == b"/libc.so")).unwrap();
+    fs::copy(Path::new(std::str::from_utf8(&libc.name).unwrap()), &library).unwrap();
+    let child = Sleeper(Command::new("sleep").arg("100").env("LD_PRELOAD", &library).spawn().unwrap());
+    let pid = child.0.id() as i32;
+    let mapping = loop {
+        if let Some(mapping) = mapping_of(pid, &library) {
+            break mapping;
+        }
+        std::thread::yield_now();
+    };
+    // Longer ago than two changes can have the same time stamp.
+    let is_old = || fs::metadata(&library).unwrap().modified().unwrap().elapsed().unwrap();
+    while is_old() < Duration::from_millis(50) {
+        std::thread::yield_now();
+    }
+    let mut files = HomeFiles::new(pid, &dir);
+    let before = files.identify(&mapping).unwrap().unwrap();
+    files.forget_changed();
+    assert!(files.by_hash(before.hash).next().is_some(), "nothing has changed");
+    File::options().append(true).open(&library).unwrap().write_all(b"more").unwrap();
+    files.forget_changed();
+    assert!(files.by_hash(before.hash).next().is_none(), "it was written");
+    assert_ne!(files.identify(&mapping).unwrap().unwrap().hash, before.hash);
+    drop(child);
+    fs::remove_dir_all(dir).unwrap();
+}
