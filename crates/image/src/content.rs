@@ -30,12 +30,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tern_ids::{ContentHash, NodeId};
 use tern_tracee::procfs::Mapping;
-
-/// Two changes within this time may get the same time stamp: a tick of the kernel at most.
-const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(20);
 
 /// A file changed within this many seconds is not cached by hash.
 const SETTLED_SECONDS: i64 = 2;
@@ -84,9 +80,6 @@ struct IdentifiedFile {
     mapped_at: (u64, u64),
     /// Shows whether the file has changed. `None` if it was written too recently to tell.
     stamp: Option<String>,
-    /// The same at the time when its content was read. `None` if it had been written just before,
-    /// within the granularity of time stamps.
-    version: Option<String>,
     /// A copy of a file that may still be written.
     copy: Option<File>,
 }
@@ -217,9 +210,8 @@ impl HomeFiles {
             let is_read_elsewhere = identified.file.is_object || identified.file.location.is_some();
             let (start, end) = identified.mapped_at;
             is_read_elsewhere
-                || identified.version.as_ref().is_some_and(|version| {
-                    current_stamp(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).as_ref()
-                        == Some(version)
+                || identified.stamp.as_ref().is_some_and(|stamp| {
+                    current_stamp(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).as_ref() == Some(stamp)
                 })
         });
     }
@@ -424,8 +416,7 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location: None,
             };
-            let identified =
-                IdentifiedFile { file: file.clone(), mapped_at, stamp: None, version: None, copy: None };
+            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: None, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
@@ -435,14 +426,10 @@ impl FileIdentifier for HomeFiles {
         if !meta.is_file() {
             return Err(Unmovable::SpecialMapping(String::from_utf8_lossy(&m.name).into_owned()));
         }
-        let since_epoch =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let settled = since_epoch.as_secs().cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
         let stamped = settled.then(|| stamp(&meta));
-        let changed_at = (meta.mtime(), meta.mtime_nsec()).max((meta.ctime(), meta.ctime_nsec()));
-        let granule_ago = since_epoch.saturating_sub(TIMESTAMP_GRANULARITY);
-        let was_before = (granule_ago.as_secs().cast_signed(), i64::from(granule_ago.subsec_nanos()));
-        let version = (changed_at < was_before).then(|| stamp(&meta));
         if let Some(location) = self.location(m, &file, &meta) {
             let (path, hash) = (m.name.clone(), version_hash(location.node, stamped.as_deref()));
             let (device, inode, location) = (m.device, m.inode, Some(Box::new(location)));
@@ -456,8 +443,7 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location,
             };
-            let identified =
-                IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, version: None, copy: None };
+            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
@@ -478,7 +464,7 @@ impl FileIdentifier for HomeFiles {
             is_object,
             location: None,
         };
-        let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, version, copy };
+        let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy };
         self.identified.insert((m.device, m.inode), identified);
         Ok(Some(file))
     }
