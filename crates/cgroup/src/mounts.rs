@@ -23,7 +23,7 @@ pub struct Mount {
 /// # Errors
 /// If /proc cannot be read.
 pub fn table() -> io::Result<Vec<Mount>> {
-    // The kernel escapes only blanks and backslashes.
+    // The kernel escapes only white space and backslashes, so other bytes need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(String::from_utf8_lossy(&table).lines().filter_map(parse).collect())
 }

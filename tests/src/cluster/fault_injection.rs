@@ -14,6 +14,28 @@ use std::time::{Duration, Instant};
 /// Exit status, in the shell's sense, of a lost process: its deputy is killed by SIGKILL.
 pub const LOST_STATUS: i32 = 128 + 9;
 
+/// A Python program: another user's processes with a million open descriptors, as many in each as its
+/// limit allows. Its argument is the number of them that compute all the time. Prints a line when all
+/// descriptors are open.
+pub const GREEDY_STRANGER: &str = "
+import os, resource, signal, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+each = min(hard, 50000) - 10
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+os.setgid(65534)
+os.setuid(65534)
+null = os.open('/dev/null', os.O_RDWR)
+for _ in range(each - 10):
+    os.dup(null)
+for number in range(1000000 // each):
+    if os.fork() == 0:
+        while number < int(sys.argv[1]):
+            pass
+        signal.pause()
+print('ready', flush=True)
+signal.pause()
+";
+
 /// Polls until the condition is true; returns the time taken.
 ///
 /// # Errors

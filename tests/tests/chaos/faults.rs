@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tern_control::ProcessRow;
 use tern_lab::Cable;
-use tern_tests::cluster::fault_injection::{kill, pids, start_daemon};
+use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, kill, pids, start_daemon};
 use tern_tests::programs::generated_input::Sequence;
 use tern_tests::programs::wanted;
 
@@ -19,24 +19,8 @@ const MAX_FAULT_SECONDS: u64 = 30;
 /// Pause between two faults.
 const MAX_PAUSE_SECONDS: u64 = 6;
 
-/// Another user's processes: as many as it may have, a million descriptors, and full CPUs.
-const FLOOD: &str = "
-import os, resource, signal
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-each = min(hard, 20000) - 10
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-os.setgid(65534)
-os.setuid(65534)
-null = os.open('/dev/null', os.O_RDWR)
-for _ in range(each - 10):
-    os.dup(null)
-for number in range(50):
-    if os.fork() == 0:
-        while number < 4:
-            pass
-        signal.pause()
-signal.pause()
-";
+/// Number of the stranger's processes that compute all the time.
+const SPINNERS: &str = "4";
 
 const KINDS: [&str; 10] = [
     "cut",
@@ -94,7 +78,11 @@ fn fault(chaos: &Chaos, kind: &str, node: u16, time: Duration, chance: u64) -> R
         "kill-exec" => kill(cluster, node, &pids(cluster, node, "tern-exec")?),
         "flood" => {
             let mut stranger = cluster.command(node, "python3");
-            let stranger = stranger.args(["-c", FLOOD]).stdout(Stdio::null()).process_group(0).spawn()?;
+            let stranger = stranger
+                .args(["-c", GREEDY_STRANGER, SPINNERS])
+                .stdout(Stdio::null())
+                .process_group(0)
+                .spawn()?;
             chaos.sleep(time);
             end_group(stranger)
         }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::wait_until;
+use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, wait_until};
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
@@ -18,25 +18,6 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Where version 1 of control groups has the limit on the number of tasks.
 const PIDS_CONTROLLER: &str = "/sys/fs/cgroup/pids";
 
-/// Another user's processes with a million open descriptors, as many in each as its limit allows.
-/// Prints a line when all are open.
-const MANY_DESCRIPTORS: &str = "
-import os, resource, signal
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-each = min(hard, 50000) - 10
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-os.setgid(65534)
-os.setuid(65534)
-null = os.open('/dev/null', os.O_RDWR)
-for _ in range(each - 10):
-    os.dup(null)
-for _ in range(1000000 // each):
-    if os.fork() == 0:
-        signal.pause()
-print('ready', flush=True)
-signal.pause()
-";
-
 /// To learn whether another process has a file, home looks at all descriptors of the machine. That
 /// takes seconds here, and delays no call.
 #[test]
@@ -44,7 +25,7 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     let program = named("siblings", Flavour::Static)?;
     let cluster = Cluster::without_quotas("many-descriptors", 2)?;
     let mut stranger = cluster.command(1, "python3");
-    stranger.args(["-c", MANY_DESCRIPTORS]).stdout(Stdio::piped());
+    stranger.args(["-c", GREEDY_STRANGER, "0"]).stdout(Stdio::piped());
     let mut stranger = stranger.spawn()?;
     await_line(&mut stranger)?;
     cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;

@@ -6,8 +6,9 @@
 //! no open file for it. Other shared memory may be mapped again by its name or descriptor, and
 //! travels with its process.
 
-use crate::process::State;
+use crate::process::{Process, State};
 use crate::shim::Shim;
+use std::collections::HashSet;
 use std::sync::Arc;
 use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
@@ -41,28 +42,28 @@ impl Shim {
     /// Forgets memory that no guest maps, which is sealed, and notifies home. A guest that has begun
     /// to depart meanwhile has announced the memory, and sends it.
     pub(crate) fn release_unmapped(&mut self, objects: &[ObjectId]) {
-        let is_announced = |id: &ObjectId| {
-            self.guests.values().any(|guest| {
-                let lists =
-                    guest.process.mapped_files.values().any(|f| f.is_object && (f.device, f.inode) == *id);
-                lists && !matches!(guest.process.state, State::Running)
-            })
-        };
-        let released: Vec<ObjectId> = objects.iter().copied().filter(|id| !is_announced(id)).collect();
+        let departing = self.guests.values().filter(|guest| !matches!(guest.process.state, State::Running));
+        let announced: HashSet<ObjectId> = departing.flat_map(|guest| guest.process.objects()).collect();
+        let released: Vec<ObjectId> = objects.iter().copied().filter(|id| !announced.contains(id)).collect();
         self.workers.close(released.iter().filter_map(|id| self.cache.objects.remove(*id)).collect());
         let mut holders = Vec::new();
         for guest in self.guests.values_mut() {
-            let before = guest.process.mapped_files.len();
-            let is_kept = |file: &tern_image::FileRef| {
-                !file.is_object || !released.contains(&(file.device, file.inode))
-            };
-            guest.process.mapped_files.retain(|_, file| is_kept(file));
-            if guest.process.mapped_files.len() < before {
+            let files = &mut guest.process.mapped_files;
+            let before = files.len();
+            files.retain(|_, file| !file.is_object || !released.contains(&(file.device, file.inode)));
+            if files.len() < before {
                 holders.push(guest.process.pid);
             }
         }
         for pid in holders {
             self.send_home(pid, &Message::Unmapped(released.clone()));
         }
+    }
+}
+
+impl Process {
+    /// The shared memory that it maps, or has mapped here.
+    fn objects(&self) -> impl Iterator<Item = ObjectId> {
+        self.mapped_files.values().filter(|file| file.is_object).map(|file| (file.device, file.inode))
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn start(request: &LaunchRequest, tmp_dir: &Path) -> io::Result<()> {
             let error = io::Error::last_os_error();
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             let event = InitEvent::StartFailed(StartFailure::Setup, errno);
-            UnixStream::from(request.fds[3].try_clone()?).write_all(&event.to_bytes())?;
+            let _executor_gone = rustix::io::write(&request.fds[3], &event.to_bytes());
             Err(error)
         }
         _ => Ok(()),

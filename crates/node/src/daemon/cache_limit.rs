@@ -15,8 +15,8 @@ const LIMITS: [(&str, u64); 2] = [("content", 2 << 30), ("hashes", 64 << 20)];
 /// The interval between checks. Between two checks the cache may exceed its limit.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Age after which incomplete content, whose name begins with a dot, counts as left behind by a
-/// killed shim.
+/// The name of incomplete content begins with a dot. At this age it counts as left behind by a killed
+/// shim.
 const STALE_AGE: Duration = Duration::from_secs(3600);
 
 /// Starts a thread that keeps the cache within its limits.
