@@ -169,9 +169,13 @@ impl Shim {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.is_renumbered = is_renumbered;
-        let stopped = process.job_stopped;
+        let (stopped, returns) = (process.job_stopped, matches!(process.state, State::Returning(_)));
         self.resend_signals(pid);
         self.send(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
         self.resend_thresholds(pid);
+        if returns {
+            // It was fetched home while there was no link.
+            self.begin_return(pid);
+        }
     }
 }

@@ -268,6 +268,11 @@ impl Shim {
         }
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
+            // Opened since the first scan: by a process that was in open(2) then, too.
+            if let Some(watch) = &mut self.open_watch {
+                let opened = watch.opened().iter().filter_map(|id| self.inodes.get(id));
+                self.unchecked_inodes.extend(opened);
+            }
             self.open_objects(&sharers)?;
             // The processes are stopped, so their mappings exist.
             if sharers.objects.iter().any(|id| self.objects.get(*id).is_none()) {

@@ -27,6 +27,13 @@ impl Shim {
         let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
         let unchecked: HashSet<_> =
             inodes.filter(|inode| self.unchecked_inodes.contains(inode)).copied().collect();
+        let opening = self
+            .open_blocker
+            .as_mut()
+            .and_then(|open_blocker| unchecked.iter().find_map(|inode| open_blocker.opening_thread(*inode)));
+        if let Some(tid) = opening {
+            return Err(shared_refusal(format!("thread {tid} opens what it shares"), true).into());
+        }
         if !unchecked.is_empty() {
             match self.find_opener(unchecked.clone(), sharers.pids.clone()) {
                 Opener::None => self.unchecked_inodes.retain(|inode| !unchecked.contains(inode)),

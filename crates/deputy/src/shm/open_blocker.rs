@@ -2,20 +2,23 @@
 //! is written would be overwritten when the group returns, and the group would never see it.
 //!
 //! The kernel asks before it opens a watched file (fanotify(7), FAN_OPEN_PERM), and a thread of the
-//! shim answers. Three kinds of opens pass at once:
+//! shim answers. Opens for reading only pass at once, since some programs open the files of all
+//! others (each Java machine does when it starts), and so do opens by shims, since other processes
+//! wait for them. The main loop lets all others pass when the group is home, and opens by the group
+//! itself at once: [`super::access`] checks what it does with the descriptor.
 //!
-//! * for reading only, since some programs open the files of all others (each Java machine does
-//!   when it starts);
-//! * by shims, since other processes wait for them;
-//! * by processes that this shim traces: it may be about to stop them, and [`super::access`]
-//!   checks their calls.
+//! The blocked thread is in a killable sleep (state D), which no shim waits for
+//! ([`crate::stops::quiesce`]). Therefore it does not matter whether this shim or another one traces
+//! it. Two groups can block each other for ever if a process of each opens what the other one
+//! shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]: if it succeeded then, what is
+//! written would be lost, and nobody would learn it.
 //!
-//! All others pass when the main loop decides so, or after [`MAX_BLOCK_TIME`]. If the shim ends,
-//! the kernel lets all of them pass. This needs CAP_SYS_ADMIN: without it nothing is blocked.
+//! If the shim ends, the kernel lets all opens pass. All of this needs CAP_SYS_ADMIN: without it
+//! nothing is blocked.
 
 use crate::process::{Process, State};
 use crate::shim::Shim;
-use crate::shm::sharers::is_shim;
+use crate::shm::sharers::{file_id, is_shim};
 use crate::waker::Waker;
 use nix::sys::fanotify::{
     EventFFlags, Fanotify, FanotifyEvent, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
@@ -30,21 +33,23 @@ use tern_ids::HomePid;
 use tern_image::object::ObjectId;
 use tern_tracee::procfs;
 
-/// How long an open is blocked at most. Less than the time after which a guest without contact to
-/// home is suspended: home may be waiting for the blocked process, to stop it.
-const MAX_BLOCK_TIME: Duration = Duration::from_secs(3);
-/// The same for a process that another shim traces. That shim may be waiting for the process to
-/// stop, and its whole family with it. And this shim may be waiting for a process that the other
-/// shim blocks in the same way.
-const MAX_TRACED_BLOCK_TIME: Duration = Duration::from_millis(300);
+/// How long an open is blocked at most. The kernel waits as long for the holder of a lease
+/// (lease-break-time, fcntl(2)).
+const MAX_BLOCK_TIME: Duration = Duration::from_secs(45);
 /// How often the thread checks for opens that were blocked long enough.
-const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long after its permission an open is awaited in the process's descriptors. It may fail, or
+/// the file may be closed again, and then it never appears there.
+const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 
 /// The blocker, as seen by the main loop.
 #[derive(Debug)]
 pub(crate) struct OpenBlocker {
     thread_state: Arc<BlockerThread>,
     watched: HashMap<ObjectId, File>,
+    /// Threads that may open a file (its device and inode) since this time, and have not been seen
+    /// to have it open.
+    opening: Vec<((u64, u64), HomePid, Instant)>,
 }
 
 #[derive(Debug)]
@@ -76,7 +81,7 @@ impl OpenBlocker {
         let thread_state = Arc::new(BlockerThread { fanotify, waiting: Mutex::default() });
         let thread = Arc::clone(&thread_state);
         std::thread::Builder::new().name("open-blocker".into()).spawn(move || thread.run(&waker))?;
-        Ok(Self { thread_state, watched: HashMap::new() })
+        Ok(Self { thread_state, watched: HashMap::new(), opening: Vec::new() })
     }
 
     /// Watches an object that has a name.
@@ -108,6 +113,29 @@ impl OpenBlocker {
             kept
         });
     }
+
+    /// Lets the blocked opens of a file by a thread pass.
+    fn pass(&mut self, inode: (u64, u64), tid: HomePid) {
+        self.thread_state.waiting().retain(|one| {
+            let is_this = (one.inode, one.tid) == (inode, tid);
+            if is_this {
+                self.thread_state.respond(&one.event, Response::FAN_ALLOW);
+            }
+            !is_this
+        });
+        self.opening.push((inode, tid, Instant::now()));
+    }
+
+    /// A thread that was allowed to open this file and does not have it open yet: no scan finds it.
+    pub(crate) fn opening_thread(&mut self, inode: (u64, u64)) -> Option<HomePid> {
+        self.opening.retain(|(inode, tid, since)| {
+            let folder = std::fs::read_dir(format!("/proc/{tid}/fd"));
+            let has_opened =
+                || folder.into_iter().flatten().flatten().any(|fd| file_id(&fd.path()) == Some(*inode));
+            since.elapsed() < MAX_OPENING_TIME && procfs::is_alive(tid.0) && !has_opened()
+        });
+        self.opening.iter().find(|(opened, ..)| *opened == inode).map(|(_, tid, _)| *tid)
+    }
 }
 
 impl BlockerThread {
@@ -117,22 +145,19 @@ impl BlockerThread {
 
     /// Answers the kernel for as long as the shim lives.
     fn run(&self, waker: &Waker) {
-        let own = std::process::id() as i32;
         loop {
             let timeout = Some(&EXPIRY_CHECK_INTERVAL).filter(|_| !self.waiting().is_empty());
             let _any = poll(&mut [PollFd::new(&self.fanotify, PollFlags::IN)], timeout);
             let mut new = Vec::new();
             for event in self.fanotify.read_events().unwrap_or_default() {
                 let tid = HomePid(event.pid());
-                let holder = procfs::status(tid.0).map_or(0, |status| status.tracer);
                 let meta = event.fd().map(rustix::fs::fstat);
                 match meta {
-                    Some(Ok(meta)) if may_write(tid) && !is_shim(tid.0) && holder != own => {
+                    Some(Ok(meta)) if may_write(tid) && !is_shim(tid.0) => {
                         let inode = (meta.st_dev, meta.st_ino);
-                        let most = if holder == 0 { MAX_BLOCK_TIME } else { MAX_TRACED_BLOCK_TIME };
-                        new.push(BlockedOpen { event, tid, inode, until: Instant::now() + most });
+                        new.push(BlockedOpen { event, tid, inode, until: Instant::now() + MAX_BLOCK_TIME });
                     }
-                    _ => self.allow(&event),
+                    _ => self.respond(&event, Response::FAN_ALLOW),
                 }
             }
             let any_new = !new.is_empty();
@@ -141,8 +166,8 @@ impl BlockerThread {
             waiting.retain(|one| {
                 let long = one.until < Instant::now();
                 if long {
-                    tracing::info!(tid = %one.tid, "an open of shared memory was blocked for too long");
-                    self.allow(&one.event);
+                    tracing::warn!(tid = %one.tid, "an open of shared memory was refused: its group does not come home");
+                    self.respond(&one.event, Response::FAN_DENY);
                 }
                 !long
             });
@@ -153,10 +178,10 @@ impl BlockerThread {
         }
     }
 
-    fn allow(&self, event: &FanotifyEvent) {
+    fn respond(&self, event: &FanotifyEvent, response: Response) {
         if let Some(fd) = event.fd() {
             // The process may have been killed.
-            let _gone = self.fanotify.write_response(FanotifyResponse::new(fd, Response::FAN_ALLOW));
+            let _gone = self.fanotify.write_response(FanotifyResponse::new(fd, response));
         }
     }
 }
@@ -206,14 +231,10 @@ impl Shim {
             let sharers = || self.processes.values().filter(|process| process.files.objects.iter().any(same));
             let is_home =
                 |process: &Process| !process.is_away() && !matches!(process.state, State::Outgoing(_));
-            if sharers().all(is_home) {
-                thread_state.waiting().retain(|one| {
-                    let is_this = (one.inode, one.tid) == (inode, tid);
-                    if is_this {
-                        thread_state.allow(&one.event);
-                    }
-                    !is_this
-                });
+            if sharers().all(is_home) || self.belongs_to_group(tid, sharers().map(|process| process.pid)) {
+                if let Some(open_blocker) = &mut self.open_blocker {
+                    open_blocker.pass(inode, tid);
+                }
                 continue;
             }
             // Processes that are moving are fetched when they have arrived.
@@ -223,5 +244,14 @@ impl Shim {
                 self.fetch_home(pid, &format!("shared memory: process {tid} opens what it shares"));
             }
         }
+    }
+
+    /// Whether a thread's process moves together with one of these, which then cannot come home
+    /// before its open ends.
+    fn belongs_to_group(&self, tid: HomePid, mut sharers: impl Iterator<Item = HomePid>) -> bool {
+        let opener = self.processes.values().find(|process| process.threads.contains_key(&tid));
+        let Some(pid) = opener.map(|opener| opener.pid) else { return false };
+        let together = [self.sharers_away(pid), self.group_of(pid)].concat();
+        sharers.any(|sharer| together.contains(&sharer))
     }
 }

@@ -64,6 +64,12 @@ impl OpenWatch {
         self.opened.retain(in_use);
     }
 
+    /// The objects that were opened, and not checked since.
+    pub(crate) fn opened(&mut self) -> &HashSet<ObjectId> {
+        self.read();
+        &self.opened
+    }
+
     /// Reads the available inotify events.
     fn read(&mut self) {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -84,8 +90,7 @@ impl Shim {
     /// are moving this is checked when they have arrived.
     pub(crate) fn handle_opens(&mut self) {
         let Some(watch) = self.open_watch.as_mut().filter(|watch| !watch.objects.is_empty()) else { return };
-        watch.read();
-        for id in watch.opened.clone() {
+        for id in watch.opened().clone() {
             let sharers = || self.processes.values().filter(|process| process.files.objects.contains(&id));
             let moves =
                 |process: &Process| !matches!(process.state, State::Resident | State::Draining | State::Away);
