@@ -5,6 +5,7 @@ pub(crate) mod draining;
 pub(crate) mod frozen;
 pub(crate) mod group;
 pub(crate) mod hollow;
+pub(crate) mod left_behind;
 pub(crate) mod outgoing;
 pub(crate) mod remigrate;
 pub(crate) mod requests;

@@ -10,6 +10,7 @@ use crate::files::names::DelegatedNames;
 use crate::links::peers::PeerId;
 use crate::migrate::frozen::Frozen;
 use crate::migrate::hollow::Outgoing;
+use crate::migrate::left_behind::LeftBehind;
 use crate::migrate::restore::Returning;
 use crate::process::mailbox::{Mailbox, MailboxArea};
 use crate::process::thread::Thread;
@@ -127,6 +128,8 @@ pub(crate) struct Process {
     pub(crate) is_dying: bool,
     /// It is frozen at home, or will be.
     pub(crate) frozen: Option<Frozen>,
+    /// Its group comes home, or is home, without it.
+    pub(crate) left_behind: Option<LeftBehind>,
 }
 
 /// Where a process is.
@@ -249,6 +252,7 @@ impl Process {
             fetched_for_core: false,
             is_dying: false,
             frozen: None,
+            left_behind: None,
         })
     }
 

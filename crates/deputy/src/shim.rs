@@ -140,8 +140,11 @@ impl Shim {
     /// Sends a message about a process, or about one of its threads, to the peer that holds its
     /// guest.
     pub(crate) fn send(&mut self, tag: HomePid, message: &Message) {
-        let thread = message.is_per_thread();
-        let peer = if thread { self.process_of_thread(tag).map(|process| process.peer) } else { None };
+        let process = if message.is_per_thread() { self.process_of_thread(tag) } else { None };
+        let peer = process.as_ref().map(|process| process.peer);
+        if process.is_some_and(|process| process.keep_result_back(tag, message)) {
+            return;
+        }
         if let Some(peer) = peer.or_else(|| self.processes.get(&tag).map(|process| process.peer)) {
             self.send_to_peer(peer, tag, message);
         }
@@ -186,6 +189,7 @@ impl Shim {
         }
         let task = process.task.take()?;
         tracing::info!(id = %task.migration, %pid, why = refusal.message, "a move was aborted");
+        self.rejoin_left_behind(task.migration);
         if let Some((caller, _)) = task.caller {
             caller.reply(&ShimReply::Refused(refusal));
         }
@@ -338,6 +342,7 @@ impl Shim {
             Some(migration) if may_have_carried => {
                 self.requeue_group(migration);
                 self.abort_group(migration, pid, why);
+                self.rejoin_left_behind(migration);
             }
             Some(migration) => self.group_lost_one(migration),
             None => {}

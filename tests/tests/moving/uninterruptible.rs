@@ -168,3 +168,65 @@ fn process_in_an_fsync_at_home_is_refused() -> Result<()> {
     this.cluster.migrate(pid, "2")?;
     this.finish()
 }
+
+/// Serves a file system in a child that shares memory with it, and looks up a name there. Before the
+/// child answers, it makes an ioctl that only home can make. Both use the memory before and after.
+const SHARING_SERVER: &str = "
+import ctypes, fcntl, mmap, os, struct, time
+shared, at = mmap.mmap(-1, 4096), '/tmp/shared-server'
+os.mkdir(at)
+fuse = os.open('/dev/fuse', os.O_RDWR)
+options = f'fd={fuse},rootmode=40000,user_id=0,group_id=0'.encode()
+assert ctypes.CDLL(None).mount(b'server', at.encode(), b'fuse.server', 0, options) == 0
+
+def serve():
+    null = os.open('/dev/null', os.O_RDWR)
+    while True:
+        _, operation, unique = struct.unpack_from('=IIQ', os.read(fuse, 1 << 20))
+        if operation == 26:
+            body = struct.pack('=4I2H2I2H8I', 7, 31, 4096, 0, 0, 0, 4096, 1, 0, 0, *[0] * 8)
+            os.write(fuse, struct.pack('=IiQ', 16 + len(body), 0, unique) + body)
+            print('serving', flush=True)
+        elif operation not in (2, 36, 42):
+            try:
+                fcntl.ioctl(null, 0x7e57)
+            except OSError:
+                shared[1] = shared[0] + 1
+            os.write(fuse, struct.pack('=IiQ', 16, -2, unique))
+
+server = os.fork()
+if server == 0:
+    serve()
+while not os.path.exists('/tmp/look'):
+    time.sleep(0.01)
+shared[0] = 41
+try:
+    os.stat(at + '/name')
+    found = True
+except FileNotFoundError:
+    found = False
+seen = shared[1]
+os.kill(server, 9)
+os.wait()
+ctypes.CDLL(None).umount2(at.encode(), 2)
+print('PASS' if seen == 42 and not found else f'FAIL: {seen} {found}')
+";
+
+/// One process must come home for a call, while another one, with which it shares memory, waits for
+/// its answer in a call that cannot be interrupted.
+#[test]
+fn server_that_must_come_home_leaves_its_client_behind() -> Result<()> {
+    let cluster = Cluster::with_nodes("server-home", 2)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2", "/usr/bin/python3", "-c", SHARING_SERVER]);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("serving")?;
+    let pid = running.pid;
+    let is_away = || cluster.location(pid).is_ok_and(|found| found.is_some_and(|(node, _)| node == 2));
+    wait_until("it is away", STEP_TIMEOUT, is_away)?;
+    cluster.touch("/tmp/look")?;
+    running.await_output("PASS").with_context(|| cluster.diagnostics(pid))?;
+    let end = running.finish(STEP_TIMEOUT)?;
+    ensure!(end.status == 0, "{end:?}");
+    Ok(())
+}

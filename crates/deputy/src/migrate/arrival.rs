@@ -12,7 +12,7 @@
 
 use crate::process::{Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
-use crate::stops::quiesce::Quiesced;
+use crate::stops::quiesce::{Quiesced, is_uninterruptible};
 use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
 use tern_image::FileRef;
@@ -119,6 +119,9 @@ impl Shim {
     ) -> Result<()> {
         let Some(process) = self.processes.get(&pid) else { return Ok(()) };
         let State::Returning(returning) = &process.state else { return Ok(()) };
+        if process.is_left_behind() {
+            return Ok(());
+        }
         let file = returning.layout.files.get(file as usize);
         // Only an object that it shares: its node could name any object of another process here.
         let own = file.filter(|file| process.files.objects.contains(&(file.device, file.inode)));
@@ -149,6 +152,7 @@ impl Shim {
                 Err(error) => return self.handle_error(*pid, &error),
             }
         }
+        self.group_has_arrived(&group);
         group.into_iter().for_each(|pid| self.finish_return(pid));
     }
 
@@ -173,7 +177,8 @@ impl Shim {
     /// Resumes the guests of a group that was on its way home. They depart again later.
     fn postpone_return(&mut self, pid: HomePid) {
         tracing::info!(%pid, "its journey home waits for a call of its deputy");
-        for pid in self.group_of(pid) {
+        let group = self.group_of(pid);
+        for pid in group.iter().copied() {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             let State::Returning(returning) = &mut process.state else { continue };
             let has_departed = std::mem::take(&mut returning.has_departed);
@@ -183,7 +188,29 @@ impl Shim {
                 self.send(pid, &Message::Thaw);
             }
         }
-        self.await_long_calls(pid);
+        let next = self.leader_of_return(pid, &group);
+        self.await_long_calls(next);
+    }
+
+    /// The process of this group for which it tries again to come home: the one whose move a caller
+    /// waits for. If there is none, it is one that could come home, and those that could not leave
+    /// the group, so that it may leave them behind.
+    fn leader_of_return(&mut self, pid: HomePid, group: &[HomePid]) -> HomePid {
+        let members = || group.iter().filter_map(|pid| self.processes.get(pid));
+        if let Some(asked) = members().find(|one| one.task.as_ref().is_some_and(|task| task.caller.is_some()))
+        {
+            return asked.pid;
+        }
+        let can_stop =
+            |process: &&Process| !process.live_threads().any(|thread| is_uninterruptible(thread.tid));
+        let Some(leader) = members().find(can_stop).map(|process| process.pid) else { return pid };
+        for one in group {
+            if let Some(process) = self.processes.get_mut(one).filter(|process| !can_stop(&&**process)) {
+                process.state = State::Away;
+                process.task = None;
+            }
+        }
+        leader
     }
 
     /// Drops the parts of a process that wait. Its deputy threads continue their calls.
@@ -196,12 +223,6 @@ impl Shim {
         if let Err(error) = process.withdraw_stops() {
             self.handle_error(pid, &error);
         }
-    }
-
-    /// Whether a process of this group has a deputy that has been in one uninterruptible call for
-    /// longer than [`MAX_BLOCKED`]. Its journey home could not be completed.
-    pub(crate) fn has_long_call(&self, group: &[HomePid]) -> bool {
-        group.iter().filter_map(|pid| self.processes.get(pid)).any(|one| one.is_blocked_for(MAX_BLOCKED))
     }
 
     /// Tries to begin a journey home again a little later. If a caller waits for it, it fails after
@@ -235,6 +256,7 @@ impl Shim {
         // is performed any more, whether or not the `Drop` below arrives.
         process.epoch = process.epoch.next();
         process.in_parent_memory = false;
+        process.left_behind = None;
         process.usage_away = sync.used;
         process.thread_usage =
             image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used)).collect();

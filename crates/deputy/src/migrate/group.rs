@@ -309,9 +309,12 @@ impl Shim {
     /// A process of the group has ended or shares nothing any more: the others need not wait for
     /// it.
     pub(crate) fn group_lost_one(&mut self, migration: MigrationId) {
-        if let Some(pid) = self.processes_in_migration(migration).first() {
-            self.hand_over_group(*pid);
-            self.restore_group(*pid);
+        match self.processes_in_migration(migration).first() {
+            Some(pid) => {
+                self.hand_over_group(*pid);
+                self.restore_group(*pid);
+            }
+            None => self.rejoin_left_behind(migration),
         }
     }
 
@@ -358,7 +361,10 @@ impl Shim {
         let mut objects = process.files.objects.clone();
         loop {
             let shares = |process: &&Process| {
-                let other = process.is_away() && !process.in_parent_memory && !all.contains(&process.pid);
+                let other = process.is_away()
+                    && !process.in_parent_memory
+                    && process.left_behind.is_none()
+                    && !all.contains(&process.pid);
                 other && !process.files.objects.is_disjoint(&objects)
             };
             let Some(other) = self.processes.values().find(shares) else { break };

@@ -67,7 +67,7 @@ impl Shim {
         if !matches!(process.state, State::Returning(_)) {
             process.state = State::Returning(Box::default());
         }
-        if self.has_long_call(&self.sharers_away(pid)) {
+        if !self.leave_behind(pid, &self.sharers_away(pid), migration) {
             return self.await_long_calls(pid);
         }
         let together = self.return_with_sharers(pid, migration);
@@ -123,6 +123,9 @@ impl Shim {
             }
         }
         self.abort_task(pid, why);
+        if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_left_behind()) {
+            process.retry_at = Some(Instant::now() + Duration::from_secs(1));
+        }
     }
 
     /// Asks guests that were busy to depart again.
@@ -136,6 +139,7 @@ impl Shim {
                 // With a new offer, so that parts sent under the previous epoch are not mixed in.
                 State::Remigrating(next) => self.begin_remigration(pid, next),
                 State::Returning(_) => self.begin_return(pid),
+                State::Away => self.return_left_behind(pid),
                 _ => {}
             }
         }

@@ -455,7 +455,7 @@ fn exited_before_others(tid: HomePid) -> Option<bool> {
 
 /// Whether a move of it is in progress.
 fn is_busy(process: &Process) -> bool {
-    process.task.is_some() || process.when_stopped.is_some()
+    process.task.is_some() || process.when_stopped.is_some() || process.left_behind.is_some()
 }
 
 /// Whether these clock samples suffice: the fastest is fast enough, or several are about as fast.

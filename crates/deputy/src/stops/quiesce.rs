@@ -308,7 +308,7 @@ impl Process {
 }
 
 /// Whether a thread is in an uninterruptible sleep (state D).
-pub(super) fn is_uninterruptible(tid: HomePid) -> bool {
+pub(crate) fn is_uninterruptible(tid: HomePid) -> bool {
     procfs::status(tid.0).is_ok_and(|status| status.state == b'D')
 }
 

@@ -1,0 +1,134 @@
+//! Processes that their group leaves behind when it comes home.
+//!
+//! Processes that share memory come home together. Suppose that one must come home for a call, and
+//! the deputy of another is in a call that cannot be interrupted and ends only when the first goes
+//! on: the first one serves the file system of that call. Each then waits for the other for ever.
+//! So a process all of whose threads wait for such calls does not come along:
+//!
+//! ```text
+//!  the group departs without it     its guest runs nothing, since each thread of it waits for the
+//!                                   result of a call, and home sends it no result any more
+//!  the group is home                the shared memory is home too; what its guest sends of it later
+//!                                   is old, and is dropped
+//!  its call ends                    it comes home alone, where its call has its result
+//! ```
+//! If the group does not come home, home sends the results that it has kept back.
+
+use crate::calls::internal::INTERNAL_CALL_NUMBER;
+use crate::migrate::arrival::MAX_BLOCKED;
+use crate::process::{MigrationTask, Process, State};
+use crate::shim::Shim;
+use crate::stops::quiesce::is_uninterruptible;
+use std::collections::{BTreeMap, HashSet};
+use tern_ids::{HomePid, MigrationId};
+use tern_image::object::ObjectId;
+use tern_migrate::message::Message;
+
+/// A process whose group comes home, or has come home, without it.
+#[derive(Debug)]
+pub(crate) struct LeftBehind {
+    /// The group's journey, while it lasts.
+    journey: Option<MigrationId>,
+    /// The result for each of its threads that was kept back.
+    results: BTreeMap<HomePid, Message>,
+}
+
+impl Process {
+    /// Whether its guest runs nothing before it has the result of a call from home, and one of the
+    /// calls cannot be interrupted.
+    fn can_be_left_behind(&self) -> bool {
+        let waits = self.live_threads().all(|thread| {
+            let current = thread.current.as_ref().filter(|_| !thread.has_finished_call());
+            current.is_some_and(|current| current.request.number != INTERNAL_CALL_NUMBER)
+        });
+        waits && self.live_threads().any(|thread| is_uninterruptible(thread.tid))
+    }
+
+    /// Keeps a result for its guest back if its group comes home without it. Returns false if it is
+    /// to be sent.
+    pub(crate) fn keep_result_back(&mut self, tid: HomePid, message: &Message) -> bool {
+        let Some(left_behind) = self.left_behind.as_mut().filter(|_| matches!(message, Message::Result(_)))
+        else {
+            return false;
+        };
+        left_behind.results.insert(tid, message.clone());
+        true
+    }
+
+    /// Whether the shared memory of its guest is old, since its group is home.
+    pub(crate) fn is_left_behind(&self) -> bool {
+        self.left_behind.as_ref().is_some_and(|left_behind| left_behind.journey.is_none())
+    }
+}
+
+impl Shim {
+    /// Leaves those behind whose calls keep this group from coming home with the process for which
+    /// it does. Returns false if one of them must come along.
+    pub(crate) fn leave_behind(&mut self, pid: HomePid, group: &[HomePid], journey: MigrationId) -> bool {
+        let processes = || group.iter().filter_map(|pid| self.processes.get(pid));
+        let blocked: Vec<HomePid> =
+            processes().filter(|one| one.is_blocked_for(MAX_BLOCKED)).map(|one| one.pid).collect();
+        let stays = |one: &HomePid| {
+            *one != pid
+                && self.processes.get(one).is_some_and(|process| {
+                    matches!(process.state, State::Away)
+                        && process.task.is_none()
+                        && process.can_be_left_behind()
+                })
+        };
+        if !blocked.iter().all(stays) {
+            return false;
+        }
+        for one in blocked {
+            tracing::info!(pid = %one, "its group comes home without it, since its call does not end");
+            if let Some(process) = self.processes.get_mut(&one) {
+                process.left_behind = Some(LeftBehind { journey: Some(journey), results: BTreeMap::new() });
+            }
+        }
+        true
+    }
+
+    /// The processes that were left behind on this journey.
+    fn left_behind_on(&self, journey: MigrationId) -> Vec<HomePid> {
+        let is_one = |process: &&Process| {
+            process.left_behind.as_ref().is_some_and(|left_behind| left_behind.journey == Some(journey))
+        };
+        self.processes.values().filter(is_one).map(|process| process.pid).collect()
+    }
+
+    /// All processes of the group have arrived, and so has the memory that they share.
+    pub(crate) fn group_has_arrived(&mut self, group: &[HomePid]) {
+        let members = || group.iter().filter_map(|pid| self.processes.get(pid));
+        let shared: HashSet<ObjectId> = members().flat_map(|one| one.files.objects.iter().copied()).collect();
+        let Some(journey) = members().find_map(|one| Some(one.task.as_ref()?.migration)) else { return };
+        for one in self.left_behind_on(journey) {
+            let Some(process) = self.processes.get_mut(&one) else { continue };
+            process.files.objects.retain(|id| !shared.contains(id));
+            if let Some(left_behind) = &mut process.left_behind {
+                left_behind.journey = None;
+            }
+            self.return_left_behind(one);
+        }
+    }
+
+    /// The group of these processes stays away: they continue there.
+    pub(crate) fn rejoin_left_behind(&mut self, journey: MigrationId) {
+        for pid in self.left_behind_on(journey) {
+            let left_behind = self.processes.get_mut(&pid).and_then(|process| process.left_behind.take());
+            for (tid, result) in left_behind.into_iter().flat_map(|left_behind| left_behind.results) {
+                self.send(tid, &result);
+            }
+        }
+    }
+
+    /// Has a process whose group is home follow when its call has ended.
+    pub(crate) fn return_left_behind(&mut self, pid: HomePid) {
+        let home = self.start.node;
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if process.is_left_behind() && matches!(process.state, State::Away) && process.task.is_none() {
+            let from = self.peers.node(process.peer).unwrap_or(home);
+            process.task = Some(MigrationTask::new(None, from));
+            self.begin_return(pid);
+        }
+    }
+}
