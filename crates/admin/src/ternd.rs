@@ -106,7 +106,7 @@ fn errno(refusal: &Refusal) -> Errno {
         RefusalKind::NotAllowed => Errno::PERM,
         RefusalKind::CannotMove | RefusalKind::Unsupported => Errno::OPNOTSUPP,
         RefusalKind::Unavailable => Errno::AGAIN,
-        RefusalKind::BadRequest => Errno::INVAL,
+        RefusalKind::BadRequest | RefusalKind::AlreadyDone => Errno::INVAL,
         RefusalKind::Internal => Errno::IO,
     }
 }

@@ -8,6 +8,8 @@ use tern_control::{Refusal, RefusalKind};
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) code: u8,
+    /// The kind that it was refused with.
+    pub(crate) kind: Option<RefusalKind>,
     /// One sentence, lower case, without a full stop; empty if the output already says everything.
     pub(crate) message: String,
     /// A suggestion for the user.
@@ -17,7 +19,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure with the exit code of `kind`.
     pub(crate) fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
-        Self { code: kind.exit_code(), message: message.into(), hint: None }
+        Self { code: kind.exit_code(), kind: Some(kind), message: message.into(), hint: None }
     }
 
     /// A wrong command line (exit code 2); the hint names the tool's `--help`.
@@ -25,9 +27,14 @@ impl Failure {
         Self::new(RefusalKind::BadRequest, message).hint(format!("{tool} --help"))
     }
 
+    /// A failure with an exit code that is no kind's.
+    pub(crate) fn with_code(code: u8, message: impl Into<String>) -> Self {
+        Self { code, kind: None, message: message.into(), hint: None }
+    }
+
     /// A failure that only sets the exit code; the explanation has already been printed.
     pub(crate) fn silent(code: u8) -> Self {
-        Self { code, message: String::new(), hint: None }
+        Self::with_code(code, String::new())
     }
 
     /// Adds a hint.
@@ -53,7 +60,7 @@ impl Failure {
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
-        Self { code: refusal.kind.exit_code(), message: refusal.message, hint: refusal.hint }
+        Self { hint: refusal.hint, ..Self::new(refusal.kind, refusal.message) }
     }
 }
 

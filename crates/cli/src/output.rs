@@ -14,11 +14,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(141)),
-        Err(error) => Err(Failure {
-            code: 74,
-            message: format!("cannot write to standard output: {error}"),
-            hint: None,
-        }),
+        Err(error) => Err(Failure::with_code(74, format!("cannot write to standard output: {error}"))),
     }
 }
 

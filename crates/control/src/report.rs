@@ -42,6 +42,8 @@ pub enum RefusalKind {
     CannotMove,
     /// The request cannot be performed now; for example, the node is down or accepts no guests.
     Unavailable,
+    /// The process is already where, or in the state that, the request asks for.
+    AlreadyDone,
     /// The request itself is wrong.
     BadRequest,
     /// A kernel feature is missing.
@@ -51,12 +53,12 @@ pub enum RefusalKind {
 }
 
 impl RefusalKind {
-    /// The exit code of a tool: 1 not found, 2 bad request, 3 not allowed, 4 cannot move, 5
+    /// The exit code of a tool: 1 not found, 2 bad request or already done, 3 not allowed, 4 cannot move, 5
     /// unavailable, 6 unsupported, 70 internal.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::NotFound => 1,
-            Self::BadRequest => 2,
+            Self::BadRequest | Self::AlreadyDone => 2,
             Self::NotAllowed => 3,
             Self::CannotMove => 4,
             Self::Unavailable => 5,

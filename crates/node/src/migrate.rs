@@ -84,7 +84,7 @@ pub(crate) fn continue_frozen(node: &Node, caller: Caller, pid: HomePid) -> Resu
     check_may_move(&node.config, caller, pid.0)?;
     match shim::home_shim_of(&node.config.run_dir, pid) {
         Some(shim) => forward_to_shim(node, shim, &ShimRequest::Continue { pid }),
-        None => Err(refused(RefusalKind::BadRequest, format!("process {pid} is not frozen"))),
+        None => Err(refused(RefusalKind::AlreadyDone, format!("process {pid} is not frozen"))),
     }
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn move_process(
         }
     }
     if to == Destination::Home {
-        return Err(refused(RefusalKind::BadRequest, format!("process {pid} is at home already")));
+        return Err(refused(RefusalKind::AlreadyDone, format!("process {pid} is at home already")));
     }
     let first_move = FirstMove::begin(node, pid)?;
     // A shim may have been started since the check above.

@@ -57,7 +57,7 @@ impl Shim {
     pub(crate) fn continue_frozen(&mut self, pid: HomePid, caller: PendingRequest) {
         let frozen = self.processes.get_mut(&pid).and_then(|process| process.frozen.take());
         let Some(frozen) = frozen else {
-            let refusal = Refusal::new(RefusalKind::BadRequest, format!("process {pid} is not frozen"));
+            let refusal = Refusal::new(RefusalKind::AlreadyDone, format!("process {pid} is not frozen"));
             return caller.reply(&ShimReply::Refused(refusal));
         };
         // If it is not stopped yet it just continues what it does: it comes home, or ends its last

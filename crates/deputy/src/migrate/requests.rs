@@ -141,7 +141,7 @@ impl Shim {
         if let Some(process) = self.processes.get_mut(&pid) {
             if process.frozen.is_some() {
                 let again = to == Destination::Frozen;
-                let kind = if again { RefusalKind::BadRequest } else { RefusalKind::CannotMove };
+                let kind = if again { RefusalKind::AlreadyDone } else { RefusalKind::CannotMove };
                 let why = format!("process {pid} is frozen{}", if again { " already" } else { "" });
                 let refusal = Refusal::new(kind, why).hint(format!("migrate {pid} continue"));
                 return caller.reply(&ShimReply::Refused(refusal));
@@ -163,10 +163,10 @@ impl Shim {
                 refuse(caller, RefusalKind::BadRequest, "internal error: ternd must choose the node first");
             }
             (Destination::Home, false) => {
-                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"));
+                refuse(caller, RefusalKind::AlreadyDone, &format!("process {pid} is at home already"));
             }
             (Destination::Node(node), _) if node == from => {
-                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
+                refuse(caller, RefusalKind::AlreadyDone, &format!("process {pid} is on node {node} already"));
             }
             (Destination::Frozen, false) => self.freeze_at_home(pid, caller, since),
             (Destination::Home | Destination::Frozen, true) => {

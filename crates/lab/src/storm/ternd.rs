@@ -40,7 +40,7 @@ pub(super) fn migrate(pid: i32, to: NodeId) -> MoveResult {
         }
         Ok(Reply::Refused(refusal)) => match refusal.kind {
             RefusalKind::NotFound => MoveResult::ProcessEnded,
-            RefusalKind::BadRequest => MoveResult::AlreadyThere,
+            RefusalKind::AlreadyDone => MoveResult::AlreadyThere,
             RefusalKind::Internal => MoveResult::Failed(refusal.message),
             _ => MoveResult::Refused(refusal.message),
         },

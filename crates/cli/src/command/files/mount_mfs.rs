@@ -92,7 +92,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     if options.fake {
         return Ok(());
     }
-    let failure = |message: String| Failure { code: NOT_MOUNTED, message, hint: None };
+    let failure = |message: String| Failure::with_code(NOT_MOUNTED, message);
     let own_path = std::env::current_exe().map_err(|e| failure(e.to_string()))?;
     let mut program = Program::new(own_path.with_file_name(SERVER));
     if let Some(config) = &mount.config {

@@ -289,7 +289,7 @@ fn command_failure(reply: ExecReply, options: &Options<'_>) -> Failure {
             match what {
                 StartFailure::Program => {
                     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-                    Failure { code, message: format!("{program}: {why}"), hint: None }
+                    Failure::with_code(code, format!("{program}: {why}"))
                 }
                 StartFailure::Directory => Failure::new(
                     RefusalKind::Unavailable,
@@ -302,11 +302,9 @@ fn command_failure(reply: ExecReply, options: &Options<'_>) -> Failure {
                 ),
             }
         }
-        ExecReply::NodeLost(node) => Failure {
-            code: EXIT_NODE_LOST,
-            message: format!("node {node} was lost while it ran {program}"),
-            hint: None,
-        },
+        ExecReply::NodeLost(node) => {
+            Failure::with_code(EXIT_NODE_LOST, format!("node {node} was lost while it ran {program}"))
+        }
         reply => {
             Failure::new(RefusalKind::Internal, format!("tern-exec sent an unexpected reply: {reply:?}"))
         }

@@ -142,10 +142,9 @@ fn parse_target(options: &Options) -> Result<(Target, String), String> {
     }
 }
 
-/// Applies `each` to every process of a job. A refusal with the exit code of `BadRequest` is taken
-/// to mean that the process is in the requested state already, and is ignored. Every other failure
-/// is reported, and the remaining processes are still handled. Returns the first such failure's
-/// exit code.
+/// Applies `each` to every process of a job. Processes that are in the requested state already are
+/// skipped. Every other failure is reported, and the remaining processes are still handled. Returns
+/// the first such failure's exit code.
 fn for_each_in_job(
     job: u32,
     each: impl Fn(&ProcessRow) -> Result<(), Failure>,
@@ -154,7 +153,7 @@ fn for_each_in_job(
     let mut first_code = None;
     for row in job::current_members(job)? {
         match each(&row) {
-            Err(failure) if failure.code == RefusalKind::BadRequest.exit_code() => {}
+            Err(failure) if failure.kind == Some(RefusalKind::AlreadyDone) => {}
             Err(failure) => {
                 first_code.get_or_insert(failure.code);
                 let message = format!("{}: {}", row.pid, failure.message);

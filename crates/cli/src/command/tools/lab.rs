@@ -25,7 +25,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     match tern_lab::command::run(options.command) {
         Ok(ExitCode::SUCCESS) => Ok(()),
         Ok(code) => Err(Failure::silent(exit_code_number(code))),
-        Err(error) => Err(Failure { code: 1, message: format!("{error:#}"), hint: None }),
+        Err(error) => Err(Failure::with_code(1, format!("{error:#}"))),
     }
 }
 

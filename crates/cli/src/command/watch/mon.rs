@@ -151,7 +151,7 @@ pub(super) fn send_requests() -> RequestFn {
 
 /// An error of `mon` or `mtop` as a failure of a tool.
 pub(super) fn into_failure(error: TopError) -> Failure {
-    Failure { code: error.code, message: error.message, hint: error.hint }
+    Failure { hint: error.hint, ..Failure::with_code(error.code, error.message) }
 }
 
 /// Parses a number of seconds from 0.1 to 3600, such as `0.5` or `2`.

@@ -77,7 +77,7 @@ pub(super) fn write(file: &Path, page: &str) -> Result<(), Failure> {
 
 fn write_failure(file: &Path, error: &std::io::Error) -> Failure {
     let message = format!("{} cannot be written: {}", file.display(), output::error_text(error));
-    Failure { code: 74, message, hint: None }
+    Failure::with_code(74, message)
 }
 
 #[cfg(test)]

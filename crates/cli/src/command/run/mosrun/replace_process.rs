@@ -51,7 +51,7 @@ pub(crate) fn fork() -> io::Result<Option<rustix::process::Pid>> {
 }
 
 fn failure(code: u8, program: &str, error: &io::Error) -> Failure {
-    Failure { code, message: format!("{program}: {}", output::error_text(error)), hint: None }
+    Failure::with_code(code, format!("{program}: {}", output::error_text(error)))
 }
 
 /// The argv of a program: its name, then its arguments.
