@@ -31,7 +31,7 @@ const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> anyhow::Result<()> {
     let usage_store = UsageStore::new(&start.run_dir);
     let waker = Waker::new()?;
-    let turn_watch = TurnWatch::new("home shim", &start.run_dir);
+    let turn_watch = TurnWatch::new("home shim", &start.run_dir, tern_tracee::stop::time_slept);
     let mut shim = Shim {
         descriptor_scanner: DescriptorScanner::new(waker.clone()),
         opener_scan: None,

@@ -75,7 +75,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         has_had_guest: false,
         is_home_readable: true,
         is_trap_pending: true,
-        turn_watch: TurnWatch::new("guest shim", &start.run_dir),
+        turn_watch: TurnWatch::new("guest shim", &start.run_dir, tern_tracee::stop::time_slept),
         start,
     };
     while !shim.is_finished() {

@@ -231,7 +231,7 @@ pub fn syscall_stack_pointer(tid: i32) -> Result<u64> {
     loop {
         let text = read(tid, "syscall")?;
         if text.starts_with(b"running") && begun.elapsed() < MAX_SLEEP_WAIT {
-            std::thread::sleep(Duration::from_micros(20));
+            crate::stop::pause(Duration::from_micros(20));
             continue;
         }
         let words: Vec<&[u8]> = text.split(|b| *b == b' ').collect();

@@ -73,7 +73,7 @@ impl Shim {
             match (is_pending, self.handle_all_stops()) {
                 (false, false) => return false,
                 (true, _) if begun.elapsed() > INLINE_STOP_TIMEOUT => return true,
-                (true, false) => std::thread::sleep(POLL_INTERVAL),
+                (true, false) => tern_tracee::stop::pause(POLL_INTERVAL),
                 (_, true) => {}
             }
         }

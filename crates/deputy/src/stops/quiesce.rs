@@ -130,7 +130,7 @@ impl Shim {
     pub(crate) fn quiesce_new_program(&mut self, pid: HomePid) -> Result<bool> {
         loop {
             match self.quiesce_resident(pid)? {
-                Quiesced::Blocked => std::thread::sleep(POLL_INTERVAL),
+                Quiesced::Blocked => stop::pause(POLL_INTERVAL),
                 quiesced => return Ok(quiesced == Quiesced::Stopped),
             }
         }
@@ -219,7 +219,7 @@ impl Shim {
         if *polls < MAX_YIELDS {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(POLL_INTERVAL);
+            stop::pause(POLL_INTERVAL);
         }
         Ok(true)
     }

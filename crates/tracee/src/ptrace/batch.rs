@@ -186,7 +186,7 @@ pub fn run_calls(
 /// # Errors
 /// None.
 pub fn wait_briefly() -> Result<()> {
-    std::thread::sleep(POLL_INTERVAL);
+    stop::pause(POLL_INTERVAL);
     Ok(())
 }
 
@@ -234,7 +234,7 @@ fn wait_for_all(
                 thread.stopped_early(change)?;
             }
         }
-        std::thread::sleep(POLL_INTERVAL);
+        stop::pause(POLL_INTERVAL);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::procfs;
 use crate::registers::{Registers, Xstate};
 use crate::siginfo::Siginfo;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::raw::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -124,7 +124,8 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
     let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
     let who = loop {
         // SAFETY: `status` is a valid place for the status.
-        let who = unsafe { libc::waitpid(pid, &raw mut status, flags) };
+        let mut wait = || unsafe { libc::waitpid(pid, &raw mut status, flags) };
+        let who = if block { counting(wait) } else { wait() };
         if who >= 0 {
             break who;
         }
@@ -141,8 +142,29 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
 }
 
 thread_local! {
+    /// How long the thread has slept in [`pause`] and in [`wait`].
+    static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// Stops that were reported while the thread waited for another process.
     static DEFERRED: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Sleeps between two looks at a tracee that is about to stop, or to end its call.
+pub fn pause(time: Duration) {
+    counting(|| std::thread::sleep(time));
+}
+
+/// How long this thread has slept, in all, until tracees stopped or ended a call. How soon they do
+/// depends on the CPU time that they get.
+#[must_use]
+pub fn time_slept() -> Duration {
+    SLEPT.get()
+}
+
+fn counting<T>(sleep: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = sleep();
+    SLEPT.set(SLEPT.get() + begun.elapsed());
+    done
 }
 
 /// Keeps a stop for the next [`wait`] for this process or for any.
@@ -186,7 +208,7 @@ fn wait_for_one(pid: i32, until: Option<Instant>) -> Result<Option<(i32, WaitEve
         if over && procfs::status(pid).is_ok_and(|is| is.state == b'D') {
             return Ok(None);
         }
-        std::thread::sleep(Duration::from_micros(50));
+        pause(Duration::from_micros(50));
     }
     Err(Error::Gone { pid })
 }
