@@ -197,6 +197,7 @@ def serve():
 server = os.fork()
 if server == 0:
     serve()
+os.close(fuse)
 while not os.path.exists('/tmp/look'):
     time.sleep(0.01)
 shared[0] = 41
