@@ -76,7 +76,7 @@ pub fn decide(
     seed: u64,
 ) -> Vec<Move> {
     let processes: BTreeMap<HomePid, &ProcessSnapshot> = processes.iter().map(|p| (p.pid, p)).collect();
-    let cluster = &*state.with_reports(cluster, now_ms);
+    let cluster = &*state.with_refusals(cluster, now_ms);
     state.observe(cluster, &processes, policy, now_ms);
     let view = EffectiveView::new(cluster, state, policy, now_ms);
     let mut round = Round { view, state, rng: Rng::new(seed), moves: Vec::new() };

@@ -45,7 +45,7 @@ pub fn explain(
     policy: &Policy,
     now_ms: u64,
 ) -> Explanation {
-    let cluster = &*state.with_reports(cluster, now_ms);
+    let cluster = &*state.with_refusals(cluster, now_ms);
     let view = EffectiveView::new(cluster, state, policy, now_ms);
     let mover = Mover::new(&view, process);
     let mut candidates: Vec<Candidate> = mover

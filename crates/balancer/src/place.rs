@@ -38,7 +38,7 @@ pub fn place(
     now_ms: u64,
     seed: u64,
 ) -> Option<NodeId> {
-    let cluster = &*state.with_reports(cluster, now_ms);
+    let cluster = &*state.with_refusals(cluster, now_ms);
     let view = EffectiveView::new(cluster, state, policy, now_ms);
     let threads = if placement.threads.is_finite() { placement.threads.clamp(0.0, 65_536.0) } else { 1.0 };
     let permitted = |node: NodeId| {

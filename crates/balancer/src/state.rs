@@ -155,7 +155,7 @@ impl DecisionState {
     }
 
     /// The view, updated with what nodes reported in refusals.
-    pub(crate) fn with_reports<'a>(&self, cluster: &'a Cluster, now_ms: u64) -> Cow<'a, Cluster> {
+    pub(crate) fn with_refusals<'a>(&self, cluster: &'a Cluster, now_ms: u64) -> Cow<'a, Cluster> {
         if self.reports.is_empty() {
             return Cow::Borrowed(cluster);
         }

@@ -1,4 +1,4 @@
-//! A process without its threads and pages, and the reasons why a process cannot be moved.
+//! The image of a process except its pages, and the reasons why a process cannot be moved.
 
 use crate::advice::MemoryAdvice;
 use crate::apply::InjectedSpace;
@@ -21,6 +21,7 @@ use tern_tracee::{Memory, Registers, Result, procfs};
 pub enum Unmovable {
     #[error("shared memory: it maps {0:?} writable and shared")]
     SharedMemory(String),
+    /// Why it cannot leave with the processes with which it shares memory: a sentence.
     #[error("shared memory: {0}")]
     SharedWith(String),
     #[error("threads: it has {0}, and at most {MAX_THREADS} are moved")]
@@ -94,7 +95,8 @@ const MAX_RETRIES: u32 = 8;
 
 fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
     let first = procfs::status(pid)?;
-    // All but the process's own number is read from one of its live threads.
+    // If the first thread has exited, /proc shows little about it. So everything except `own_pid` is
+    // read from a live thread.
     let pid = procfs::live_thread(pid);
     let status = procfs::status(pid)?;
     let reason = if status.tracer != 0 && status.tracer != tracer {
@@ -186,9 +188,8 @@ fn numeric_entries(folder: &str) -> Option<impl Iterator<Item = i32> + use<>> {
 }
 
 /// Whether another descriptor, of this or another process, refers to the same open file
-/// description, among the processes that Tern can examine. `None` if that is not known by the
-/// deadline, or if the kernel does not tell. Descriptors in transit in a socket's queue are not
-/// found.
+/// description. `None` if a process may not be examined, if it takes longer than the deadline, or if
+/// the kernel cannot compare descriptors. Descriptors in transit in a socket's queue are not found.
 ///
 /// Only the kernel's tables are compared (kcmp(2)): no file system is asked, which might wait.
 #[must_use]
@@ -372,21 +373,21 @@ impl ProcessImage {
         let locked: Vec<_> =
             procfs::smaps(pid)?.into_iter().filter(|m| MemoryAdvice::of(m).is_locked()).collect();
         for region in self.layout.regions.iter().filter(|region| region.is_private()) {
-            let there = locked.iter().filter(|m| m.start < region.end && region.start < m.end);
+            let overlapping = locked.iter().filter(|m| m.start < region.end && region.start < m.end);
             let is_same =
                 |m: &&procfs::Mapping| MemoryAdvice::of(m).mlock2_flags() == region.advice.mlock2_flags();
-            let as_it_was: u64 = there
+            let already_locked: u64 = overlapping
                 .clone()
                 .filter(is_same)
                 .map(|m| m.end.min(region.end) - m.start.max(region.start))
                 .sum();
             let args = |flags| [region.start, region.len(), flags, 0, 0, 0];
             match region.advice.mlock2_flags() {
-                Some(_) if as_it_was == region.len() => {}
+                Some(_) if already_locked == region.len() => {}
                 Some(flags) => {
                     // Memory without access cannot be faulted in, but can be locked on fault. A
-                    // file with a location is locked on fault too: it may be read page by page from
-                    // another node.
+                    // file that this node opened by its location is locked on fault too: it may be
+                    // on another node, and all its pages would be fetched now.
                     let file = match region.backing {
                         Backing::File { file, .. } => self.layout.files.get(file as usize),
                         _ => None,
@@ -397,7 +398,7 @@ impl ProcessImage {
                         tracing::warn!(pid, %error, "cannot lock memory that the program has locked");
                     }
                 }
-                None if there.clone().next().is_none() => {}
+                None if overlapping.clone().next().is_none() => {}
                 None => drop(space.call("unlock memory", libc::SYS_munlock, args(0))?),
             }
         }
@@ -405,8 +406,8 @@ impl ProcessImage {
     }
 
     /// Sets the kernel's record of the bounds of code, data, heap, stack and arguments. This is
-    /// needed at home too: the kernel does not move its record of the heap's end when the heap is
-    /// mapped. Without this, a program that shrank its heap while away would get brk results for
+    /// needed at home too: mmap and munmap do not change the kernel's record of the heap's end.
+    /// Without this, a program that shrank its heap while away would get brk results for
     /// memory that is not mapped.
     fn set_bounds(
         &self,

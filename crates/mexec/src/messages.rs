@@ -93,8 +93,10 @@ pub struct Task {
     pub limits: Vec<(u32, u64, u64)>,
     /// As for setpriority(2): -20 to 19.
     pub nice: i32,
-    /// The ignored and the blocked signals, as bit masks: bit 0 is signal 1.
-    pub signals: (u64, u64),
+    /// The ignored signals, as a bit mask: bit 0 is signal 1.
+    pub ignored_signals: u64,
+    /// The blocked signals, as a bit mask.
+    pub blocked_signals: u64,
     /// Its pid, if the kernel allows it: that of its caller. 0: the pid that its init has outside
     /// the pid namespace, which is unique on the node.
     pub pid: i32,

@@ -2,7 +2,7 @@
 //! the rest, and uses a returned node again. No process runs twice, and none is lost that was not
 //! on the failed node.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
@@ -142,6 +142,27 @@ fn partitioned_nodes_lose_no_guests() {
         finish(&cluster, jobs).unwrap();
         await_nothing_left(&cluster, &[1, 2, 3], EVENT_TIMEOUT).unwrap();
     }
+}
+
+/// A program whose node home cannot reach is not moved on, and can be moved when the link is back.
+#[test]
+fn suspended_program_is_refused_at_once_and_moves_later() -> Result<()> {
+    let cluster = Cluster::with_nodes("suspended", 3)?;
+    set_timeouts(&cluster, 2, 300)?;
+    let mut process = TestProcess::start(&cluster, "arith")?;
+    process.migrate("2")?;
+    cluster.lab().cut(Cable::between(1, 2))?;
+    let is_suspended =
+        || cluster.processes(1).is_ok_and(|rows| rows.iter().any(|row| row.state == "suspended"));
+    wait_until("it is suspended", EVENT_TIMEOUT, is_suspended)?;
+    for to in ["3", "home"] {
+        let refused = cluster.migrate(process.pid(), to).err().context("it was moved")?;
+        ensure!(refused.code == 4 && refused.message.contains("suspended"), "to {to}: {refused:?}");
+    }
+    cluster.lab().heal(Cable::between(1, 2))?;
+    wait_until("it moves on", EVENT_TIMEOUT, || process.migrate("3").is_ok())?;
+    process.finish_correctly(EVENT_TIMEOUT)?;
+    await_nothing_left(&cluster, &[1, 2, 3], EVENT_TIMEOUT)
 }
 
 /// A stopped shim, on either side, is slow and not dead: its machine still acknowledges data that

@@ -1,6 +1,7 @@
 //! A process that is away moves to another node, or comes home.
 
 use crate::links::peers::PeerId;
+use crate::migrate::requests::OUT_OF_REACH;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::{Duration, Instant};
@@ -39,6 +40,11 @@ impl Shim {
         let Some(peer) = self.peers.get(next) else { return };
         let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
         let departure = Departure::Onward { epoch, address, shim, fingerprint };
+        let is_linked = self.processes.get(&pid).is_some_and(|one| self.peers.link(one.peer).is_some());
+        if !is_linked {
+            // The link was cut while the next node was prepared: the request would be lost.
+            return self.departure_failed(pid, OUT_OF_REACH);
+        }
         self.send(pid, &Message::Depart(departure));
     }
 

@@ -169,10 +169,13 @@ impl Shim {
                 refuse(caller, RefusalKind::AlreadyDone, &format!("process {pid} is on node {node} already"));
             }
             (Destination::Frozen, false) => self.freeze_at_home(pid, caller, since),
+            (_, true) if known.is_some_and(|process| self.peers.link(process.peer).is_none()) => {
+                refuse(caller, RefusalKind::CannotMove, OUT_OF_REACH);
+            }
             (Destination::Home | Destination::Frozen, true) => {
                 let Some(process) = self.processes.get_mut(&pid) else { return };
-                if !matches!(process.state, State::Away) || self.peers.link(process.peer).is_none() {
-                    return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
+                if !matches!(process.state, State::Away) {
+                    return refuse(caller, RefusalKind::CannotMove, OUT_OF_REACH);
                 }
                 process.task = Some(MigrationTask::new(Some((caller, to)), from));
                 process.frozen = (to == Destination::Frozen).then_some(Frozen::Requested);
@@ -221,11 +224,7 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let reachable = matches!(process.state, State::Away) && self.peers.link(process.peer).is_some();
         if !reachable || since.elapsed() > RETRY_TIMEOUT {
-            let why = if reachable {
-                "busy: it does not come home; try again"
-            } else {
-                "suspended: its node is out of reach"
-            };
+            let why = if reachable { "busy: it does not come home; try again" } else { OUT_OF_REACH };
             return caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
         }
         let from = self.peers.node(process.peer).unwrap_or(self.start.node);
@@ -383,6 +382,9 @@ impl Shim {
         }
     }
 }
+
+/// The reason of a move that is refused since there is no link to the guest.
+pub(crate) const OUT_OF_REACH: &str = "suspended: its node is out of reach";
 
 /// The reason of a move that is refused since no helper thread can be started.
 const NO_THREAD: &str = "home's limit on processes is reached, so that no thread can be started; try again";

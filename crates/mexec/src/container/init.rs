@@ -317,7 +317,7 @@ fn set_up_process(task: &Task, credentials: &Credentials, fds: &[OwnedFd; LAUNCH
     }
     // SAFETY: no pointers.
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, task.nice) })?;
-    let (ignored, blocked) = task.signals;
+    let (ignored, blocked) = (task.ignored_signals, task.blocked_signals);
     for signal in 1..=64 {
         let action = if ignored >> (signal - 1) & 1 == 1 { libc::SIG_IGN } else { libc::SIG_DFL };
         // SAFETY: no handler is installed. Signals of libc and those that cannot be changed are

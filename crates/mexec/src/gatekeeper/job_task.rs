@@ -113,7 +113,8 @@ pub(super) fn task(
             umask: 0o022,
             limits: vec![(libc::RLIMIT_NOFILE, limits.open_files.0, limits.open_files.1)],
             nice: 0,
-            signals: (0, 0),
+            ignored_signals: 0,
+            blocked_signals: 0,
             pid: 0,
             terminal: None,
             forwards_stdin: request.input,
@@ -167,7 +168,7 @@ fn check_variable(name: &str) -> Result<()> {
 pub(super) fn start_failure(what: StartFailure, errno: i32) -> String {
     let error = io::Error::from_raw_os_error(errno);
     match what {
-        StartFailure::Directory => format!("the directory cannot be entered by its user: {error}"),
+        StartFailure::Directory => format!("the user of the job cannot enter the directory: {error}"),
         StartFailure::Program => format!("the gatekeeper has no mexec: {error}"),
         StartFailure::Setup => format!("the job cannot be started: {error}"),
     }

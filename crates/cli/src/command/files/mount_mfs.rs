@@ -96,7 +96,8 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     let own_path = std::env::current_exe().map_err(|e| failure(e.to_string()))?;
     let mut program = Program::new(own_path.with_file_name(SERVER));
     if let Some(config) = &mount.config {
-        program.arg("--config").arg(config);
+        // Absolute, like the mount point: the server starts in the root directory.
+        program.arg("--config").arg(std::path::absolute(config).map_err(|e| failure(e.to_string()))?);
     }
     // Absolute, because the server changes to the root directory.
     let directory = std::path::absolute(&options.directory).map_err(|e| failure(e.to_string()))?;

@@ -63,7 +63,7 @@ pub(crate) fn describe() -> Command {
             Arg::new("repeatable")
                 .short('r')
                 .action(ArgAction::SetTrue)
-                .help("If its node is lost, run it again on another: for commands that may run twice and have no input (< /dev/null). Temporary files ($TMPDIR) are then on that node"),
+                .help("Run it again on another node if its node is lost: for commands that may run twice and have no input (< /dev/null). With -r, temporary files ($TMPDIR) are on the node where it runs"),
         )
         .arg(
             Arg::new("verbose")
@@ -221,7 +221,7 @@ fn run_placed(
     record: Option<&CommandRecord>,
 ) -> Result<Option<i32>, Failure> {
     let class = profile_class(options.program, &options.arguments);
-    let ignored = task.signals.0;
+    let ignored = task.ignored_signals;
     let job = JobRequest { task, nodes: options.nodes.clone(), repeatable: options.repeatable, class };
     let mut executor = connect()?;
     match placement::request(&mut executor, &job, record)? {

@@ -50,6 +50,7 @@ pub(super) fn task(program: &OsStr, arguments: &[&OsStr]) -> Result<Task, Failur
         let limit = rustix::process::getrlimit(resource);
         (number, or_unlimited(limit.current), or_unlimited(limit.maximum))
     });
+    let (ignored_signals, blocked_signals) = signals();
     Ok(Task {
         program: bytes(program),
         arguments: arguments.iter().map(|word| bytes(word)).collect(),
@@ -58,7 +59,8 @@ pub(super) fn task(program: &OsStr, arguments: &[&OsStr]) -> Result<Task, Failur
         umask: umask.as_raw_mode(),
         limits: limits.to_vec(),
         nice: rustix::process::getpriority_process(None).unwrap_or(0),
-        signals: signals(),
+        ignored_signals,
+        blocked_signals,
         pid: rustix::process::getpid().as_raw_nonzero().get(),
         terminal: None,
         forwards_stdin: has_input(rustix::stdio::stdin()),

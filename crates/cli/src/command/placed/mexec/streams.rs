@@ -66,7 +66,7 @@ impl Credit {
 /// If the connection to tern-exec fails.
 pub(super) fn serve(executor: UnixStream, task: &Task, group: bool) -> Result<ExecReply, Failure> {
     let failure = |error: io::Error| super::connection_failure(&error);
-    let signals = SignalQueue::new(task.signals.0).map_err(|e| failure(e.into()))?;
+    let signals = SignalQueue::new(task.ignored_signals).map_err(|e| failure(e.into()))?;
     let _raw = task.terminal.is_some().then(RawTerminal::set).flatten();
     let mut from = executor.try_clone().map_err(failure)?;
     let executor: ExecutorSocket = Arc::new(Mutex::new(executor));
@@ -153,7 +153,7 @@ fn forward_signal(executor: &ExecutorSocket, event: SignalEvent, task: &Task, gr
             send_signal(Signal { number, group: own || to_group })
         }
         SignalEvent::Stop => {
-            // This terminal cannot stop the command, because it is not its controlling terminal.
+            // This terminal cannot stop the command, which has another controlling terminal or none.
             send_signal(Signal { number: libc::SIGSTOP, group: true })?;
             signals::stop();
             send_signal(Signal { number: libc::SIGCONT, group: true })

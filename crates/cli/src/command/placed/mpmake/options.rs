@@ -57,7 +57,9 @@ pub(super) fn jobs(words: &[OsString]) -> Option<u32> {
         if word == "--" {
             break;
         }
-        let number = match word.strip_prefix("--jobs").or_else(|| word.strip_prefix("-j")) {
+        // --jobserver-auth and --jobserver-style are other options.
+        let long = word.strip_prefix("--jobs").filter(|rest| rest.is_empty() || rest.starts_with('='));
+        let number = match long.or_else(|| word.strip_prefix("-j")) {
             None => continue,
             Some("") => words.get(at + 1).and_then(|next| next.to_str()).and_then(|next| next.parse().ok()),
             Some(number) => number.trim_start_matches('=').parse().ok(),
@@ -112,6 +114,7 @@ mod tests {
             (jobs("all"), jobs("-j4 all"), jobs("-j 4"), jobs("--jobs=4")),
             (None, Some(4), Some(4), Some(4))
         );
+        assert_eq!(jobs("-j4 --jobserver-auth=3,4 --jobserver-style=fifo"), Some(4));
         assert_eq!((jobs("-j all"), jobs("-- -j4"), jobs("-j2 -j3")), (Some(0), None, Some(3)));
     }
 }
