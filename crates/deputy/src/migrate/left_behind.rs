@@ -3,7 +3,7 @@
 //! Processes that share memory come home together. Suppose that one must come home for a call, and
 //! the deputy of another is in a call that cannot be interrupted and ends only when the first goes
 //! on: the first one serves the file system of that call. Each then waits for the other for ever.
-//! So a process all of whose threads wait for such calls does not come along:
+//! So a process does not come along if each of its threads waits for a call at home:
 //!
 //! ```text
 //!  the group departs without it     its guest runs nothing, since each thread of it waits for the

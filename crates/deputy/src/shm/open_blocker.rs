@@ -10,8 +10,8 @@
 //! The blocked thread is in a killable sleep (state D), which no shim waits for
 //! ([`crate::stops::quiesce`]). Therefore it does not matter whether this shim or another one traces
 //! it. Two groups can block each other for ever if a process of each opens what the other one
-//! shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]: if it succeeded then, what is
-//! written would be lost, and nobody would learn it.
+//! shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]. If it succeeded then, its writes would
+//! be lost without an error.
 //!
 //! If the shim ends, the kernel lets all opens pass. All of this needs CAP_SYS_ADMIN: without it
 //! nothing is blocked.
