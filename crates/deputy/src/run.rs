@@ -1,6 +1,7 @@
 //! The main loop of a home shim: it waits for guest shims, traced processes, and ternd.
 
 use crate::descriptor_scanner::DescriptorScanner;
+use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
 use crate::links::peers::Peers;
@@ -46,7 +47,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         events: channel(),
         early_stops: HashMap::new(),
         queued_moves: Vec::new(),
-        content_transfers: Vec::new(),
+        content_transfers: ContentTransfers::default(),
         objects: SharedObjects::default(),
         inodes: HashMap::new(),
         unchecked_inodes: HashSet::new(),

@@ -2,7 +2,7 @@
 //! operations that concern both.
 
 use crate::descriptor_scanner::DescriptorScanner;
-use crate::files::content::ContentTransfer;
+use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::links::peer::Peer;
 use crate::links::peers::{PeerId, Peers};
@@ -87,7 +87,7 @@ pub(crate) struct Shim {
     /// New children and threads that stopped before the stop of their parent that names them.
     pub(crate) early_stops: HashMap<i32, Stopped>,
     /// Contents of files that are being sent to guests.
-    pub(crate) content_transfers: Vec<ContentTransfer>,
+    pub(crate) content_transfers: ContentTransfers,
     pub(crate) events: (Sender<ShimEvent>, Receiver<ShimEvent>),
     /// The memory shared by processes that are away, opened; and the inodes of these objects.
     pub(crate) objects: SharedObjects,

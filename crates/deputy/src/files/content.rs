@@ -43,6 +43,20 @@ impl ContentTransfer {
     }
 }
 
+/// The contents that are being sent to guests: at most one for each thread, however many a guest's
+/// shim requests, since each has a file open.
+#[derive(Debug, Default)]
+pub(crate) struct ContentTransfers(Vec<ContentTransfer>);
+
+impl ContentTransfers {
+    /// Adds a transfer. It replaces an earlier one of the same thread: a thread waits for one file
+    /// at a time, so its last request is the one that counts.
+    fn add(&mut self, transfer: ContentTransfer) {
+        self.0.retain(|earlier| earlier.tid != transfer.tid);
+        self.0.push(transfer);
+    }
+}
+
 impl Shim {
     pub(crate) fn send_content(&mut self, tid: HomePid, to: PeerId, hash: tern_ids::ContentHash) {
         let Some(process) = self.process_of_thread(tid) else { return };
@@ -50,9 +64,7 @@ impl Shim {
         let opened = open_mapped(process, &reference);
         match opened {
             Ok(file) => {
-                // A thread waits for one file at a time, so its last request is the one that counts.
-                self.content_transfers.retain(|earlier| earlier.tid != tid);
-                self.content_transfers.push(ContentTransfer { tid, to, file, reference, offset: 0 });
+                self.content_transfers.add(ContentTransfer { tid, to, file, reference, offset: 0 });
             }
             Err(error) => tracing::warn!(%tid, %error, "a mapped file cannot be opened any more"),
         }
@@ -61,7 +73,11 @@ impl Shim {
     /// Sends as much of the requested file contents as the links will take.
     pub(crate) fn continue_content_transfers(&mut self) {
         let mut content_transfers = std::mem::take(&mut self.content_transfers);
-        content_transfers.retain_mut(|content| {
+        content_transfers.0.retain_mut(|content| {
+            // The thread may have ended: other threads may follow it without a limit.
+            if self.process_of_thread(content.tid).is_none() {
+                return false;
+            }
             // If the link breaks, the guest asks again on the next one.
             while let Some(unsent) = self.peers.link(content.to).map(Link::unsent) {
                 if unsent > MAX_UNSENT_BYTES {
@@ -77,6 +93,48 @@ impl Shim {
             }
             false
         });
-        self.content_transfers.append(&mut content_transfers);
+        self.content_transfers = content_transfers;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_ids::ContentHash;
+
+    /// Number of descriptors of this program's file, which only one test opens.
+    fn descriptors(path: &std::path::Path) -> usize {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        all.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == path)).count()
+    }
+
+    /// The guest's shim belongs to another node: it may request contents faster than they are sent.
+    #[test]
+    fn burst_of_requests_opens_one_file_per_thread() {
+        const THREADS: usize = 3;
+        let path = std::env::current_exe().unwrap();
+        let mut transfers = ContentTransfers::default();
+        for request in 0..30_000 {
+            let reference = FileRef {
+                device: 1,
+                inode: request as u64,
+                path: b"/lib/x".to_vec(),
+                size: 7,
+                hash: ContentHash([0; 32]),
+                shareable: true,
+                is_object: false,
+                location: None,
+            };
+            let (tid, file) = (HomePid((request % THREADS) as i32), File::open(&path).unwrap());
+            transfers.add(ContentTransfer { tid, to: PeerId::NONE, file, reference, offset: 0 });
+            if request % 1000 == 0 {
+                let (open, queued) = (descriptors(&path), transfers.0.len());
+                assert!(open <= THREADS && queued <= THREADS, "{open} open, {queued} queued");
+            }
+        }
+        let last: Vec<u64> = transfers.0.iter().map(|transfer| transfer.reference.inode).collect();
+        assert_eq!(last, [29_997, 29_998, 29_999], "the last request of each thread counts");
+        drop(transfers);
+        assert_eq!(descriptors(&path), 0);
     }
 }
