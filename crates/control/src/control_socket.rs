@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,11 +19,15 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_ids::ShimId;
 
-/// Time limit for a connected caller to send its request, and for the reply to be written.
+/// Time limit for a caller to send the rest of a request that has begun to arrive, and for the reply
+/// to be written.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit for a connected caller to begin its request. On a busy machine a caller may not run
+/// for seconds. Nothing waits for it meanwhile.
+const SILENT_CALLER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A listening control socket. Dropping it removes the socket file, and refuses the requests of
 /// callers that have connected but were not accepted, with [`not_held`].
@@ -35,6 +39,8 @@ pub struct ControlSocket {
     children: Option<OwnedFd>,
     /// Whether the last wait found a connecting caller, and a change of a child.
     ready: Cell<(bool, bool)>,
+    /// Callers that have connected and not sent a request yet, and when they were accepted.
+    silent: RefCell<Vec<(Instant, UnixStream)>>,
 }
 
 impl ControlSocket {
@@ -58,7 +64,13 @@ impl ControlSocket {
     pub fn bind(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, children: None, ready: Cell::new((true, true)) })
+        Ok(Self {
+            listener,
+            path,
+            children: None,
+            ready: Cell::new((true, true)),
+            silent: RefCell::default(),
+        })
     }
 
     /// Consumes the pending child event, so that [`wait`](Self::wait) sleeps until the next one.
@@ -87,14 +99,22 @@ impl ControlSocket {
     /// None in practice. If a signal interrupts the wait, everything counts as ready.
     pub fn wait(&self, others: &[(BorrowedFd<'_>, i16)], timeout: Duration) -> io::Result<Vec<bool>> {
         let flags = |events: i16| PollFlags::from_bits_truncate(events.cast_unsigned());
+        let mut silent = self.silent.take();
+        silent.retain(|(since, _)| since.elapsed() < SILENT_CALLER_TIMEOUT);
         let mut all = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        all.extend(silent.iter().map(|(_, caller)| PollFd::new(caller, PollFlags::IN)));
+        let callers = all.len();
         all.extend(others.iter().map(|(fd, events)| PollFd::new(fd, flags(*events))));
         all.extend(self.children.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let time = rustix::time::Timespec {
             tv_sec: timeout.as_secs().cast_signed(),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        match rustix::event::poll(&mut all, Some(&time)) {
+        let polled = rustix::event::poll(&mut all, Some(&time));
+        let ready: Vec<bool> = all.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(all);
+        self.silent.replace(silent);
+        match polled {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => {
                 self.ready.set((true, true));
@@ -102,26 +122,37 @@ impl ControlSocket {
             }
             Err(error) => return Err(error.into()),
         }
-        let mut ready = all.iter().map(|fd| !fd.revents().is_empty());
-        let has_caller = ready.next().unwrap_or(false);
-        let others = ready.by_ref().take(others.len()).collect();
-        self.ready.set((has_caller, ready.next().unwrap_or(false)));
-        Ok(others)
+        let (callers, rest) = ready.split_at(callers);
+        let (others, children) = rest.split_at(others.len());
+        self.ready.set((callers.contains(&true), children.contains(&true)));
+        Ok(others.to_vec())
     }
 
-    /// Accepts the next caller and reads its request, if a caller has connected.
+    /// Accepts all callers that have connected, and returns the next request that has arrived.
     pub fn accept(&self) -> Option<PendingRequest> {
         if !self.ready.get().0 {
             return None;
         }
-        loop {
-            let (stream, _) = self.listener.accept().ok()?;
-            match PendingRequest::receive(stream) {
-                Ok(caller) => return Some(caller),
-                // A malformed request: try the next caller.
-                Err(_) => continue,
+        let mut silent = self.accept_all();
+        let request = loop {
+            let arrived = silent.iter().position(|(_, caller)| is_readable(caller));
+            let Some(caller) = arrived.map(|at| silent.remove(at).1) else { break None };
+            // After a malformed request, or the end of a caller, the next one is tried.
+            if let Ok(request) = PendingRequest::receive(caller) {
+                break Some(request);
             }
+        };
+        self.silent.replace(silent);
+        request
+    }
+
+    /// Accepts all callers that have connected. Returns those whose request is not read yet.
+    fn accept_all(&self) -> Vec<(Instant, UnixStream)> {
+        let mut silent = self.silent.take();
+        while let Ok((caller, _)) = self.listener.accept() {
+            silent.push((Instant::now(), caller));
         }
+        silent
     }
 }
 
@@ -134,9 +165,10 @@ impl AsFd for ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _gone = fs::remove_file(&self.path);
-        self.ready.set((true, false));
-        while let Some(late) = self.accept() {
-            late.reply(&not_held());
+        for (_, caller) in self.accept_all() {
+            if let Ok(late) = PendingRequest::receive(caller) {
+                late.reply(&not_held());
+            }
         }
     }
 }
@@ -200,7 +232,16 @@ impl PendingRequest {
 /// Whether the peer has closed its end of the connection.
 #[must_use]
 pub fn is_closed(stream: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    has_event(stream, PollFlags::RDHUP)
+}
+
+/// Whether the peer has sent something, or closed its end.
+fn is_readable(stream: &UnixStream) -> bool {
+    has_event(stream, PollFlags::IN)
+}
+
+fn has_event(stream: &UnixStream, event: PollFlags) -> bool {
+    let mut fds = [PollFd::new(stream, event)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
@@ -326,6 +367,31 @@ mod tests {
         socket.clear_child_event().unwrap();
         assert!(socket.wait(&[], Duration::ZERO).unwrap().is_empty() && !socket.has_child_event());
         drop((socket, other));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A caller of a busy machine may be suspended between its connection and its request.
+    #[test]
+    fn silent_caller_delays_no_other_and_is_not_refused() {
+        let dir = std::env::temp_dir().join(format!("tern-door-silent-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("socket");
+        let socket = ControlSocket::bind(path.clone()).unwrap();
+        let mut callers = [0, 1].map(|_| UnixStream::connect(&path).unwrap());
+        let next = || {
+            socket.wait(&[], Duration::from_secs(60)).unwrap();
+            match socket.accept()?.request() {
+                ShimRequest::Owns { pid } => Some(pid.0),
+                _ => None,
+            }
+        };
+        assert_eq!(next(), None);
+        // The one that connected last sends its request first.
+        for (pid, caller) in (0..2).zip(&mut callers).rev() {
+            stream::write(caller, &ShimRequest::Owns { pid: HomePid(pid) }).unwrap();
+            assert_eq!(next(), Some(pid));
+        }
+        drop(callers);
         fs::remove_dir_all(dir).unwrap();
     }
 
