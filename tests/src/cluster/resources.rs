@@ -2,10 +2,14 @@
 //! leaks.
 
 use crate::cluster::Cluster;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Number of seconds that are measured to find the CPU time of an idle one.
+const IDLE_SAMPLES: u32 = 20;
 
 /// Counts the resources of a node: a line of name and number for each, memory in KiB. `$1` is the
 /// pattern of program names to examine.
@@ -20,6 +24,7 @@ for pid in $(pgrep -x "$1"); do
   echo $name.mappings $(wc -l < /proc/$pid/maps)
   echo $name.mounts $(wc -l < /proc/$pid/mounts)
   echo $name.kib $(awk '/^VmRSS/ { print $2 }' /proc/$pid/status)
+  echo $name.dirty.kib $(awk '/^Private_Dirty/ { print $2 }' /proc/$pid/smaps_rollup)
 done 2> /dev/null
 echo connections $(ss -Hton state established | wc -l)
 echo files $(find /run/tern -xdev | wc -l)
@@ -51,14 +56,13 @@ impl ResourceCheck<'_> {
         for node in self.cluster.lab().nodes().map(|node| node.number()) {
             let text = self.cluster.run(node, &["sh", "-c", COUNT_SCRIPT, "sh", self.programs])?;
             for line in String::from_utf8_lossy(&text).lines() {
+                // The name of a thread may have spaces.
+                let Some((what, number)) = line.rsplit_once(' ') else { continue };
                 // The number is missing for a process that has ended meanwhile.
-                let Some((what, number)) = line.split_once(' ').filter(|(_, number)| !number.is_empty())
-                else {
-                    continue;
-                };
+                let Ok(number) = number.parse::<u64>() else { continue };
                 // If several processes have one name, the largest value counts.
                 let entry = all.entry(format!("node {node}: {what}")).or_insert(0);
-                *entry = number.trim().parse::<u64>().with_context(|| line.to_owned())?.max(*entry);
+                *entry = number.max(*entry);
             }
         }
         // Counted on the machine, since a node does not see its own control groups.
@@ -66,6 +70,48 @@ impl ResourceCheck<'_> {
         let groups = format!("find /sys/fs/cgroup -type d -path '*/tern-lab/{lab}/*' | wc -l");
         let groups = Command::new("sh").args(["-c", &groups]).output()?;
         all.insert("control groups".into(), String::from_utf8_lossy(&groups.stdout).trim().parse()?);
+        Ok(all)
+    }
+
+    /// The CPU time in microseconds that each of the programs uses in an idle second, in which no
+    /// process is moved and no command runs. The result is the minimum of several seconds: other
+    /// programs of the machine only add to it.
+    ///
+    /// # Errors
+    /// If a node's processes cannot be listed.
+    pub fn idle_cpu(&self) -> Result<Counts> {
+        let mut least = Counts::new();
+        for _ in 0..IDLE_SAMPLES {
+            let (before, begun) = (self.cpu_times()?, Instant::now());
+            std::thread::sleep(Duration::from_secs(1));
+            let (after, elapsed) = (self.cpu_times()?, begun.elapsed());
+            for (what, now) in after {
+                let Some(before) = before.get(&what) else { continue };
+                let used = (now.saturating_sub(*before) as f64 / elapsed.as_secs_f64() / 1e3) as u64;
+                let entry = least.entry(what).or_insert(used);
+                *entry = used.min(*entry);
+            }
+        }
+        Ok(least)
+    }
+
+    /// The CPU time in nanoseconds that the programs' living threads have used.
+    fn cpu_times(&self) -> Result<Counts> {
+        let mut all = Counts::new();
+        for node in self.cluster.lab().nodes() {
+            for pid in node.processes()? {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                let Some(name) = self.programs.split('|').find(|program| *program == name.trim()) else {
+                    continue;
+                };
+                let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+                let used = threads.filter_map(|thread| {
+                    let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+                    stat.split(' ').next()?.parse::<u64>().ok()
+                });
+                *all.entry(format!("node {}: {name}.idle", node.number())).or_insert(0) += used.sum::<u64>();
+            }
+        }
         Ok(all)
     }
 
