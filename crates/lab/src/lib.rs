@@ -40,4 +40,4 @@ pub use network::cuts::Cable;
 pub use network::link_spec::{LinkSpec, Topology};
 pub use node::Node;
 pub use roles::{INIT_NAME, init_main};
-pub use storm::{Difference, MoveStats, StormReport};
+pub use storm::{Difference, MoveStats, ProgramMoves, StormReport};

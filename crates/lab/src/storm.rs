@@ -25,7 +25,7 @@ mod workspace;
 
 pub(crate) use args::StormArgs;
 pub use difference::Difference;
-pub use mover::MoveStats;
+pub use mover::{MoveStats, ProgramMoves};
 pub use report::StormReport;
 
 use crate::command::run_in;

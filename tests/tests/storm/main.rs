@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 #![forbid(unsafe_code)]
 
+mod servers;
 mod task_run;
 mod tasks;
 mod threaded;

@@ -39,6 +39,17 @@ pub struct MoveStats {
     /// Failures of Tern, though the program continued.
     #[serde(rename = "broken")]
     pub failures: Vec<String>,
+    /// The moves by the name of the program that was moved.
+    pub programs: BTreeMap<String, ProgramMoves>,
+}
+
+/// The moves of the processes of one program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramMoves {
+    /// Complete moves.
+    pub moves: u64,
+    /// Refused moves.
+    pub refused: u64,
 }
 
 impl MoveStats {
@@ -52,7 +63,22 @@ impl MoveStats {
             *self.refused.entry(reason).or_default() += count;
         }
         self.failures.extend(other.failures);
+        for (program, more) in other.programs {
+            let all = self.programs.entry(program).or_default();
+            *all = ProgramMoves { moves: all.moves + more.moves, refused: all.refused + more.refused };
+        }
     }
+
+    /// The moves of the program of this name.
+    fn program(&mut self, name: String) -> &mut ProgramMoves {
+        self.programs.entry(name).or_default()
+    }
+}
+
+/// The name of the program that a process executes.
+fn program_name(process: Process) -> String {
+    let name = tern_control::procfs::read_text(format!("/proc/{}/comm", process.pid));
+    name.unwrap_or_default().trim_end().to_owned()
 }
 
 /// The parameters of a storm.
@@ -148,6 +174,8 @@ fn move_until_end(shared: &Shared, process: Process, number: u64) {
     let (mut at, mut moved) = (None, false);
     while !shared.ends_within(pause.pick(&mut random)) && process.is_alive() {
         let mut to = random_node_except(&mut random, nodes, at);
+        // Read before the move, since the process may end after it.
+        let program = program_name(process);
         let mut result = ternd::migrate(process.pid, to);
         if matches!(result, MoveResult::AlreadyThere) {
             // Only ternd knows where a process starts, and where a call has moved it.
@@ -158,6 +186,7 @@ fn move_until_end(shared: &Shared, process: Process, number: u64) {
         match result {
             MoveResult::Moved => {
                 stats.moves += 1;
+                stats.program(program).moves += 1;
                 stats.moved += u64::from(!moved);
                 (at, moved) = (Some(to), true);
             }
@@ -176,6 +205,7 @@ fn move_until_end(shared: &Shared, process: Process, number: u64) {
             }
             MoveResult::Refused(why) => {
                 *stats.refused.entry(without_numbers(&why)).or_default() += 1;
+                stats.program(program).refused += 1;
                 at = None;
             }
             MoveResult::Failed(why) => {
@@ -243,11 +273,13 @@ mod tests {
             moves: 2,
             refused: BTreeMap::from([("busy".to_owned(), 1)]),
             failures: vec!["x".to_owned()],
+            programs: BTreeMap::from([("make".to_owned(), ProgramMoves { moves: 2, refused: 1 })]),
             ..MoveStats::default()
         };
         let mut all = one();
         all.add(one());
         assert_eq!((all.moves, all.refused["busy"], all.failures.len()), (4, 2, 2));
+        assert_eq!(all.programs["make"], ProgramMoves { moves: 4, refused: 2 });
     }
 
     #[test]

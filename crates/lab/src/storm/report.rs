@@ -1,7 +1,7 @@
 //! The result of a storm, as text and as JSON.
 
 use super::difference::Difference;
-use super::mover::MoveStats;
+use super::mover::{MoveStats, ProgramMoves};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -52,13 +52,16 @@ impl StormReport {
         let mut text = format!("{}\n", self.command);
         let mean = self.storm_s.iter().sum::<f64>() / self.storm_s.len().max(1) as f64;
         let runs = if self.runs == 1 { String::new() } else { format!(", the mean of {} runs", self.runs) };
-        let MoveStats { moves, processes, moved, too_late, refused, failures } = &self.moves;
+        let MoveStats { moves, processes, moved, too_late, refused, failures, programs } = &self.moves;
         let _ = writeln!(text, "time         native {:.2} s, storm {mean:.2} s{runs}", self.native_s);
         let _ = writeln!(
             text,
             "moves        {moves}, of {moved} processes out of {processes}; seed {}",
             self.seed
         );
+        for (program, ProgramMoves { moves, refused }) in programs {
+            let _ = writeln!(text, "{moves:>11}  of {}, and {refused} refused", printable(program));
+        }
         if *too_late > 0 {
             let _ = writeln!(text, "too late     {too_late}: the process had ended");
         }
@@ -116,6 +119,7 @@ mod tests {
                 too_late: 1,
                 refused: [("busy".to_owned(), 1), ("threads: it has # threads".to_owned(), 20)].into(),
                 failures: vec![],
+                programs: [("cc".to_owned(), ProgramMoves { moves: 12, refused: 21 })].into(),
             },
             requested_moves: 10,
             ..StormReport::default()
@@ -128,6 +132,7 @@ mod tests {
         for line in [
             "time         native 1.00 s, storm 4.00 s, the mean of 2 runs",
             "moves        12, of 4 processes out of 9; seed 7",
+            "         12  of cc, and 21 refused",
             "refused      21",
             "         20  threads: it has # threads\n          1  busy",
             "differences  0",
