@@ -2,7 +2,9 @@
 
 pub mod fault_injection;
 pub mod jobs;
+pub mod limits;
 pub mod resources;
+pub mod stalling_files;
 
 use crate::cluster::fault_injection::wait_until;
 use crate::programs;

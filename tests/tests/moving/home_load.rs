@@ -9,14 +9,12 @@ use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, wait_until};
+use tern_tests::cluster::limits::{PidsLimit, shims};
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
 /// Limit for a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Where version 1 of control groups has the limit on the number of tasks.
-const PIDS_CONTROLLER: &str = "/sys/fs/cgroup/pids";
 
 /// To learn whether another process has a file, home looks at all descriptors of the machine. That
 /// takes seconds here, and delays no call.
@@ -189,7 +187,7 @@ fn await_line(child: &mut Child) -> Result<()> {
 /// reason, and no process is lost.
 #[test]
 fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
-    if !Path::new(PIDS_CONTROLLER).exists() {
+    if !PidsLimit::is_supported() {
         eprintln!("not tested: the pids controller of version 1 is not mounted");
         return Ok(());
     }
@@ -202,7 +200,8 @@ fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
     let pid = running.pid;
     let is_away = || matches!(cluster.location(pid), Ok(Some((2, _))));
     wait_until("it is away", RUN_TIMEOUT, is_away)?;
-    let limit = PidsLimit::set(&cluster)?;
+    // Fewer than the shims have: no thread can be added, even when some have ended.
+    let limit = PidsLimit::set(&cluster, &shims(&cluster, 1)?, Some(1))?.context("node 1 has no shim")?;
     let refused = cluster.migrate(pid, "3").err().context("it moved without a thread")?;
     ensure!(refused.message.contains("limit on processes"), "{refused:?}");
     // Some of its children's calls wait now.
@@ -214,43 +213,4 @@ fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
     let outcome = running.finish(RUN_TIMEOUT).with_context(|| cluster.diagnostics(pid))?;
     ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
     Ok(())
-}
-
-/// A control group whose processes can create no thread, until it is dropped.
-struct PidsLimit {
-    group: PathBuf,
-}
-
-impl PidsLimit {
-    /// Limits the shims of node 1.
-    fn set(cluster: &Cluster) -> Result<Self> {
-        let name = cluster.lab().name().as_str();
-        let limit = Self { group: Path::new(PIDS_CONTROLLER).join(format!("tern-test-{name}")) };
-        fs::create_dir(&limit.group)?;
-        let node = format!("/tern-lab/{name}/node1/");
-        let mut found = 0;
-        for process in fs::read_dir("/proc")?.flatten() {
-            let read = |file: &str| fs::read_to_string(process.path().join(file)).unwrap_or_default();
-            if read("comm").trim() == "tern-shim" && read("cgroup").contains(&node) {
-                let pid = process.file_name().to_string_lossy().into_owned();
-                fs::write(limit.group.join("cgroup.procs"), pid)?;
-                found += 1;
-            }
-        }
-        ensure!(found > 0, "node 1 has no shim");
-        // Fewer than the group has: no thread can be added, even when some have ended.
-        fs::write(limit.group.join("pids.max"), "1")?;
-        Ok(limit)
-    }
-}
-
-impl Drop for PidsLimit {
-    fn drop(&mut self) {
-        let _ = fs::write(self.group.join("pids.max"), "max");
-        let root = self.group.parent().map(|root| root.join("cgroup.procs")).unwrap_or_default();
-        for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
-            let _ = fs::write(&root, pid);
-        }
-        let _ = fs::remove_dir(&self.group);
-    }
 }

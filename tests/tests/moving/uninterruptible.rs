@@ -2,11 +2,10 @@
 //! relative is delayed or killed.
 
 use anyhow::{Context, Result, ensure};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::wait_until;
+use tern_tests::cluster::stalling_files::{self, StallingFiles, Waiting};
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
@@ -17,66 +16,10 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// for the fsync would take longer: a second at least, after which home postpones the journey.
 const SLOWEST_CALL: &str = "0.8";
 
-/// Where the file system is mounted.
-const MOUNT: &str = "/tmp/slow";
-
-/// The file that ends the fsync.
-const RELEASE: &str = "/tmp/release";
-
-/// A file system with one file, `f`. An fsync of it lasts until a file exists. A thread that is
-/// interrupted in it is then in an uninterruptible sleep, since the server has read the request.
-const SERVER: &str = "
-import ctypes, os, struct, sys, threading, time
-at, release = sys.argv[1:]
-os.makedirs(at, exist_ok=True)
-fuse = os.open('/dev/fuse', os.O_RDWR)
-options = f'fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other'.encode()
-assert ctypes.CDLL(None).mount(b'slow', at.encode(), b'fuse.slow', 0, options) == 0
-print('ready', flush=True)
-
-def reply(unique, data=b'', error=0):
-    os.write(fuse, struct.pack('=IiQ', 16 + len(data), -error, unique) + data)
-
-def attributes(node):
-    mode = 0o40777 if node == 1 else 0o100666
-    return struct.pack('=6Q10I', node, 0 if node == 1 else 4096, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
-
-def synchronise(unique):
-    while not os.path.exists(release):
-        time.sleep(0.01)
-    reply(unique)
-
-while True:
-    request = os.read(fuse, 1 << 20)
-    _, operation, unique, node = struct.unpack_from('=IIQQ', request)
-    body = request[40:]
-    if operation == 26:
-        reply(unique, struct.pack('=4I2H2I2H8I', 7, 31, 4096, 0, 0, 0, 4096, 1, 0, 0, *[0] * 8))
-    elif operation == 1 and body == b'f\\0':
-        reply(unique, struct.pack('=4Q2I', 2, 1, 1000, 0, 0, 0) + attributes(2))
-    elif operation == 1:
-        reply(unique, error=2)
-    elif operation in (3, 4):
-        reply(unique, struct.pack('=Q2I', 0, 0, 0) + attributes(node))
-    elif operation in (14, 27):
-        reply(unique, bytes(16))
-    elif operation == 15:
-        offset, size = struct.unpack_from('=8xQI', body)
-        reply(unique, bytes(max(0, min(size, 4096 - offset))))
-    elif operation == 16:
-        reply(unique, struct.pack('=II', struct.unpack_from('=16xI', body)[0], 0))
-    elif operation == 20:
-        threading.Thread(target=synchronise, args=[unique], daemon=True).start()
-    elif operation in (18, 25, 28, 29):
-        reply(unique)
-    elif operation not in (2, 36, 42):
-        reply(unique, error=38)
-";
-
-/// A program whose second thread is in an fsync at home, and the server of the file.
+/// A program whose second thread is in an fsync at home, and the file system of the file.
 struct Synchronising {
+    files: StallingFiles,
     cluster: Cluster,
-    server: Child,
     running: Running,
 }
 
@@ -85,15 +28,12 @@ impl Synchronising {
     fn start(name: &str, option: &str) -> Result<Self> {
         let program = named("siblings", Flavour::Static)?;
         let cluster = Cluster::without_quotas(name, 2)?;
-        let mut server = cluster.command(1, "python3");
-        let mut server = server.args(["-c", SERVER, MOUNT, RELEASE]).stdout(Stdio::piped()).spawn()?;
-        let mut line = String::new();
-        BufReader::new(server.stdout.take().context("no output")?).read_line(&mut line)?;
-        ensure!(line == "ready\n", "the file system is not mounted");
+        let files = StallingFiles::mount(&cluster, 1, Waiting::Syncs)?;
+        files.stall(&cluster)?;
         let mut command = cluster.command(1, "sh");
         command.args(["-c", ANNOUNCE, "sh", "mosrun", option]).arg(program);
         command
-            .args(["syncs", &format!("{MOUNT}/f")])
+            .args(["syncs", stalling_files::FILE])
             .env("TERN_UNTIL", "/tmp/until")
             .env("TERN_SLOWEST", SLOWEST_CALL);
         let running = Running::start(&mut command, false)?;
@@ -101,7 +41,7 @@ impl Synchronising {
         let syncs = format!("grep -q '^{} ' /proc/{}/task/*/syscall", libc::SYS_fsync, running.pid);
         let syncs = || cluster.run(1, &["sh", "-c", &syncs]).is_ok();
         wait_until("its deputy is in the fsync", STEP_TIMEOUT, syncs)?;
-        Ok(Self { cluster, server, running })
+        Ok(Self { files, cluster, running })
     }
 
     /// Where the program is, and why.
@@ -111,7 +51,7 @@ impl Synchronising {
 
     /// Ends the fsync.
     fn release(&self) -> Result<()> {
-        self.cluster.touch(RELEASE)?;
+        self.files.release(&self.cluster)?;
         self.running.await_output("synced").with_context(|| self.cluster.diagnostics(self.running.pid))
     }
 
@@ -120,8 +60,6 @@ impl Synchronising {
         self.running.close_input();
         self.cluster.touch("/tmp/until")?;
         let outcome = self.running.finish(STEP_TIMEOUT)?;
-        self.server.kill()?;
-        self.server.wait()?;
         ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
         Ok(())
     }
