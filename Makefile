@@ -35,8 +35,9 @@ test-alone: test-build
 test-flaky: test-build
 	scripts/test-flaky
 
-# Programs that are moved at random while daemons and shims are killed and stopped, cables cut, and a stranger takes all
-# CPUs and many descriptors. TERN_CHAOS_SECONDS=3600 is how long; tests/tests/chaos/main.rs has the other variables.
+# Programs that are moved at random while daemons and shims are killed and stopped, cables cut, a stranger takes all
+# CPUs and many descriptors, a file system stalls, and tasks and memory are limited. TERN_CHAOS_SECONDS=3600 is how
+# long; tests/tests/chaos/main.rs has the other variables.
 test-chaos: test-build
 	cargo nextest run --workspace --profile chaos
 

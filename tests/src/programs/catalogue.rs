@@ -91,6 +91,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("siblings", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),
+    entry("stalling", Kind::Calls),
     entry("delegation", Kind::Calls),
     entry("opens", Kind::Calls),
     entry("fastpath", Kind::Calls),

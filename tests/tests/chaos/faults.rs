@@ -1,14 +1,15 @@
 //! The faults, one after the other.
 
-use crate::{Chaos, NODES, lock};
+use crate::{Chaos, NODES, lock, runners, scarcity};
 use anyhow::{Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_control::ProcessRow;
 use tern_lab::Cable;
 use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, kill, pids, start_daemon};
+use tern_tests::cluster::limits::{MemoryLimit, PidsLimit, shims};
 use tern_tests::programs::generated_input::Sequence;
 use tern_tests::programs::wanted;
 
@@ -22,7 +23,7 @@ const MAX_PAUSE_SECONDS: u64 = 6;
 /// Number of the stranger's processes that compute all the time.
 const SPINNERS: &str = "4";
 
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 13] = [
     "cut",
     "kill-ternd",
     "stop-ternd",
@@ -33,12 +34,16 @@ const KINDS: [&str; 10] = [
     "stop-mfs",
     "kill-exec",
     "flood",
+    "stall-files",
+    "pids-limit",
+    "memory-limit",
 ];
 
 /// Injects faults until the run is over.
 pub(crate) fn inject(chaos: &Chaos) {
     let mut random = Sequence(chaos.seed ^ 0x6661_756c);
-    let kinds: Vec<&str> = KINDS.into_iter().filter(|kind| wanted("TERN_FAULTS", kind)).collect();
+    let kinds: Vec<&str> =
+        KINDS.into_iter().filter(|kind| wanted("TERN_FAULTS", kind)).filter(is_supported).collect();
     while !chaos.is_over() && !kinds.is_empty() {
         chaos.sleep(Duration::from_millis(random.below(MAX_PAUSE_SECONDS * 1000)));
         let kind = kinds[random.below(kinds.len() as u64) as usize];
@@ -49,6 +54,18 @@ pub(crate) fn inject(chaos: &Chaos) {
             Err(error) => chaos.fail(format!("{kind} on node {node}: {error:#}")),
         }
     }
+}
+
+fn is_supported(kind: &&str) -> bool {
+    let is_supported = match *kind {
+        "pids-limit" => PidsLimit::is_supported(),
+        "memory-limit" => MemoryLimit::is_supported(),
+        _ => true,
+    };
+    if !is_supported {
+        eprintln!("not tested: {kind} needs control groups of version 1 and the kernel's log");
+    }
+    is_supported
 }
 
 fn fault(chaos: &Chaos, kind: &str, node: u16, time: Duration, chance: u64) -> Result<()> {
@@ -86,6 +103,9 @@ fn fault(chaos: &Chaos, kind: &str, node: u16, time: Duration, chance: u64) -> R
             chaos.sleep(time);
             end_group(stranger)
         }
+        "stall-files" => stall_files(chaos, time, chance),
+        "pids-limit" => scarcity::limit_pids(chaos, &one_of(&shims(cluster, node)?, chance), time),
+        "memory-limit" => scarcity::limit_memory(chaos, node.max(2), time, chance),
         _ => bail!("there is no such fault"),
     }
 }
@@ -118,17 +138,33 @@ fn kill_shim(chaos: &Chaos, node: u16, chance: u64) -> Result<()> {
     killed
 }
 
+/// Lets the file system stall for this time, and until a program that does not use it has run from
+/// its start to its end.
+fn stall_files(chaos: &Chaos, time: Duration, chance: u64) -> Result<()> {
+    let begun = Instant::now();
+    let waited = chaos.files.waited(&chaos.cluster)?;
+    chaos.files.stall(&chaos.cluster)?;
+    runners::run_another(chaos, chance, "beside a file system that stalls");
+    chaos.sleep(time.saturating_sub(begun.elapsed()));
+    chaos.files.release(&chaos.cluster)?;
+    let waited = chaos.files.waited(&chaos.cluster)? - waited;
+    chaos.count_all("requests that waited for a file system that stalls", waited);
+    Ok(())
+}
+
 /// Notes that the programs of which a process is on this node may be lost; on node 1, all of them.
-/// So may those that are being moved.
 fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
+    let there = if node == 1 { lock(&chaos.running).clone() } else { programs_on(chaos, node)? };
+    lock(&chaos.endangered).extend(there);
+    Ok(())
+}
+
+/// The programs of which a process is on this node, and those that are being moved.
+pub(crate) fn programs_on(chaos: &Chaos, node: u16) -> Result<BTreeSet<i32>> {
     let running = lock(&chaos.running).clone();
-    let there: BTreeSet<i32> = if node == 1 {
-        running.clone()
-    } else {
-        let rows = chaos.cluster.processes(1)?;
-        let is_there = |row: &&ProcessRow| row.from.is_none() && row.r#where.is_none_or(|at| at.0 == node);
-        rows.iter().filter(is_there).map(|row| row.pid.0).collect()
-    };
+    let rows = chaos.cluster.processes(1)?;
+    let is_there = |row: &&ProcessRow| row.from.is_none() && row.r#where.is_none_or(|at| at.0 == node);
+    let there = rows.iter().filter(is_there).map(|row| row.pid.0);
     let table = chaos.cluster.run(1, &["ps", "-e", "-o", "pid=,ppid="])?;
     let table = String::from_utf8_lossy(&table).into_owned();
     let row = |line: &str| {
@@ -140,8 +176,7 @@ fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
         std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).find(|pid| running.contains(pid))
     };
     let moving = lock(&chaos.moving).clone();
-    lock(&chaos.endangered).extend(there.into_iter().chain(moving).filter_map(program_of));
-    Ok(())
+    Ok(there.chain(moving).filter_map(program_of).collect())
 }
 
 /// Kills a stranger and all its children.

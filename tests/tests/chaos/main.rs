@@ -1,7 +1,9 @@
 //! Programs of the catalogue run on three nodes, are moved at random, and meet faults all the time:
-//! cut cables, killed and stopped daemons and shims, and a greedy stranger on the node.
+//! cut cables, killed and stopped daemons and shims, a greedy stranger on the node, a file system
+//! that stalls, and limits on the tasks of a shim and on the memory of a node's guests.
 //! Each program must end as it does without Tern. It may be lost only if a shim that it needed was
-//! killed. At the end nothing is left on any node.
+//! killed, or if the kernel killed it because of the limit on memory. At the end nothing is left on
+//! any node.
 //!
 //! `TERN_CHAOS_SECONDS` is the length (an hour), `TERN_CHAOS_PROGRAMS` how many programs run at the
 //! same time (40), `TERN_SEED=N` repeats a run's choices as far as its timing allows,
@@ -12,12 +14,15 @@
 mod faults;
 mod moves;
 mod runners;
+mod scarcity;
 
+use scarcity::Scarcity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::await_nothing_left;
+use tern_tests::cluster::stalling_files::{StallingFiles, Waiting};
 
 /// The nodes; programs are started on the first.
 const NODES: u16 = 3;
@@ -28,6 +33,8 @@ const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(120);
 /// The state that the threads of a run share.
 #[derive(Debug)]
 struct Chaos {
+    /// A file system of node 1.
+    files: StallingFiles,
     cluster: Cluster,
     seed: u64,
     end: Instant,
@@ -37,6 +44,7 @@ struct Chaos {
     endangered: Mutex<BTreeSet<i32>>,
     /// Those of them that are being moved.
     moving: Mutex<BTreeSet<i32>>,
+    scarcity: Mutex<Scarcity>,
     /// How often each thing has happened.
     counts: Mutex<BTreeMap<String, u64>>,
     failures: Mutex<Vec<String>>,
@@ -48,7 +56,11 @@ impl Chaos {
     }
 
     fn count(&self, what: &str) {
-        *lock(&self.counts).entry(what.to_owned()).or_default() += 1;
+        self.count_all(what, 1);
+    }
+
+    fn count_all(&self, what: &str, number: u64) {
+        *lock(&self.counts).entry(what.to_owned()).or_default() += number;
     }
 
     fn fail(&self, why: String) {
@@ -76,13 +88,16 @@ fn programs_survive_faults_of_all_kinds() {
     let seed = number("TERN_SEED", std::process::id().into());
     let programs = number("TERN_CHAOS_PROGRAMS", 40);
     eprintln!("{programs} programs for {seconds} s; repeat with TERN_SEED={seed}");
+    let cluster = Cluster::without_quotas("chaos", NODES).unwrap();
     let chaos = Chaos {
-        cluster: Cluster::without_quotas("chaos", NODES).unwrap(),
+        files: StallingFiles::mount(&cluster, 1, Waiting::All).unwrap(),
+        cluster,
         seed,
         end: Instant::now() + Duration::from_secs(seconds),
         running: Mutex::default(),
         endangered: Mutex::default(),
         moving: Mutex::default(),
+        scarcity: Mutex::default(),
         counts: Mutex::default(),
         failures: Mutex::default(),
     };

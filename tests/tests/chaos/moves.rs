@@ -29,6 +29,7 @@ pub(crate) fn move_at_random(chaos: &Chaos, mover: u64) {
                 Err(refused) => {
                     let reason = refused.message.replace(|c: char| c.is_ascii_digit(), "");
                     let reason: String = reason.lines().next().unwrap_or_default().chars().take(90).collect();
+                    let reason = if reason.is_empty() { format!("exit {}", refused.code) } else { reason };
                     chaos.count(&format!("moves refused: {reason}"));
                 }
             }
