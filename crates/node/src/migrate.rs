@@ -274,6 +274,10 @@ fn forward_to_shim(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Resu
             node.cluster.record_migration(&report);
             Ok(Reply::Migrated(report))
         }
+        Err(error) if shim::had_ended(&error) => {
+            tracing::info!(%shim, "the shim has ended before a request was sent to it");
+            Err(refused(RefusalKind::NotFound, "the process's shim has just ended; try again"))
+        }
         Err(error) => {
             tracing::error!(%shim, %error, "a shim did not answer");
             Err(refused(RefusalKind::Internal, format!("the process's shim did not answer: {error}"))

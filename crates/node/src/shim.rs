@@ -6,7 +6,7 @@
 use crate::config::Config;
 use crate::config::settings::read_settings;
 use crate::os::spawn::{read_first_line, spawn_detached};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -60,7 +60,7 @@ pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
 fn is_listening(socket: &Path) -> bool {
     match control_socket::connect(socket) {
         Ok(_) => true,
-        Err(e) => !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused),
+        Err(error) => !had_ended(&error),
     }
 }
 
@@ -116,34 +116,76 @@ pub(crate) fn request_at(
 
 /// Sends a request to all shims at once; shims that do not reply in time are left out.
 pub(crate) fn request_all(run_dir: &Path, request: &ShimRequest) -> Vec<(ShimId, ShimReply)> {
-    let end = Instant::now() + REPLY_TIMEOUT;
-    let asked: Vec<_> = all(run_dir)
-        .into_iter()
-        .filter_map(|shim| {
-            let mut socket = control_socket::connect(&socket_path(run_dir, shim)).ok()?;
-            socket.set_write_timeout(Some(REPLY_TIMEOUT)).ok()?;
-            stream::write(&mut socket, request).ok()?;
-            Some((shim, socket))
-        })
-        .collect();
-    let receive = |(shim, mut socket): (ShimId, UnixStream)| {
-        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
-        socket.set_read_timeout(Some(left)).ok()?;
-        match stream::read(&mut socket) {
-            Ok(reply) => Some((shim, reply)),
-            Err(error) => {
-                tracing::warn!(%shim, %error, "a shim does not answer");
-                None
-            }
-        }
-    };
-    asked.into_iter().filter_map(receive).collect()
+    let mut replies = Vec::new();
+    request_until(run_dir, request, REPLY_TIMEOUT, |shim, reply| {
+        replies.push((shim, reply));
+        false
+    });
+    replies
 }
 
-/// The home shim that holds this process.
+/// Sends a request to all shims at once, and receives their replies as they come, until `is_last`
+/// accepts one or the time is over.
+fn request_until(
+    run_dir: &Path,
+    request: &ShimRequest,
+    timeout: Duration,
+    mut is_last: impl FnMut(ShimId, ShimReply) -> bool,
+) {
+    let end = Instant::now() + timeout;
+    let send = |shim| {
+        let mut socket = control_socket::connect(&socket_path(run_dir, shim)).ok()?;
+        socket.set_write_timeout(Some(REPLY_TIMEOUT)).ok()?;
+        stream::write(&mut socket, request).ok()?;
+        Some((shim, socket))
+    };
+    let mut asked: Vec<(ShimId, UnixStream)> = all(run_dir).into_iter().filter_map(send).collect();
+    while !asked.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        let mut sockets: Vec<_> = asked.iter().map(|(_, s)| PollFd::new(s, PollFlags::IN)).collect();
+        let ready = match poll(&mut sockets, Timespec::try_from(left).ok().as_ref()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(0) | Err(_) => break,
+            Ok(_) => sockets.iter().map(|socket| !socket.revents().is_empty()).collect::<Vec<_>>(),
+        };
+        let (replied, waiting) = asked.into_iter().zip(ready).partition::<Vec<_>, _>(|(_, ready)| *ready);
+        asked = waiting.into_iter().map(|(one, _)| one).collect();
+        for ((shim, mut socket), _) in replied {
+            // A shim may be stopped in the middle of its reply.
+            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
+            match socket.set_read_timeout(Some(left)).and_then(|()| stream::read(&mut socket)) {
+                Ok(reply) => {
+                    if is_last(shim, reply) {
+                        return;
+                    }
+                }
+                Err(error) => tracing::warn!(%shim, %error, "a shim does not answer"),
+            }
+        }
+    }
+    for (shim, _) in asked {
+        tracing::warn!(%shim, "a shim does not answer in time");
+    }
+}
+
+/// The home shim that holds this process. A shim that does not answer delays this only if no other
+/// shim holds the process.
 pub(crate) fn home_shim_of(run_dir: &Path, pid: HomePid) -> Option<ShimId> {
-    let replies = request_all(run_dir, &ShimRequest::Owns { pid });
-    replies.into_iter().find(|(_, reply)| matches!(reply, ShimReply::Done)).map(|(shim, _)| shim)
+    owner_of(run_dir, pid, REPLY_TIMEOUT)
+}
+
+fn owner_of(run_dir: &Path, pid: HomePid, timeout: Duration) -> Option<ShimId> {
+    let mut owner = None;
+    request_until(run_dir, &ShimRequest::Owns { pid }, timeout, |shim, reply| {
+        owner = matches!(reply, ShimReply::Done).then_some(shim);
+        owner.is_some()
+    });
+    owner
+}
+
+/// Whether a request failed because the shim had ended before the request was sent.
+pub(crate) fn had_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 /// Whether other nodes may reach all files of this node, as far as their users' rights go.
@@ -317,4 +359,51 @@ pub(crate) fn pass_connection_to(socket_path: &Path, connection: &TcpStream) -> 
     control_socket::send_fd(&socket, connection.as_fd())?;
     // The reply confirms that it has received the descriptor.
     stream::read::<ShimReply>(&mut socket).map(|_done| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::scratch::Scratch;
+    use std::os::unix::net::UnixListener;
+
+    fn listen(run_dir: &Path, number: u8) -> (ShimId, UnixListener) {
+        let id = ShimId([number; 16]);
+        (id, UnixListener::bind(socket_path(run_dir, id)).unwrap())
+    }
+
+    #[test]
+    fn stopped_shim_does_not_delay_the_search_for_an_owner() {
+        let Scratch(run_dir) = &Scratch::new("owner");
+        fs::create_dir_all(directory(run_dir)).unwrap();
+        let _stopped = [1, 3].map(|number| listen(run_dir, number));
+        let (owner, listener) = listen(run_dir, 2);
+        let serve = std::thread::spawn(move || {
+            let (mut caller, _) = listener.accept().unwrap();
+            let _request: ShimRequest = stream::read(&mut caller).unwrap();
+            stream::write(&mut caller, &ShimReply::Done).unwrap();
+        });
+        let begun = Instant::now();
+        assert_eq!(owner_of(run_dir, HomePid(7), Duration::from_secs(600)), Some(owner));
+        assert!(begun.elapsed() < Duration::from_secs(300));
+        serve.join().unwrap();
+    }
+
+    #[test]
+    fn request_to_a_shim_that_has_ended_was_not_sent() {
+        let Scratch(run_dir) = &Scratch::new("ended");
+        fs::create_dir_all(directory(run_dir)).unwrap();
+        let send = |shim| request(run_dir, shim, &ShimRequest::Owns { pid: HomePid(7) }, None).unwrap_err();
+        // It has removed its socket.
+        assert!(had_ended(&send(ShimId([1; 16]))));
+        // It was killed.
+        let (killed, listener) = listen(run_dir, 2);
+        drop(listener);
+        assert!(had_ended(&send(killed)));
+        // It ended with the request.
+        let (ending, listener) = listen(run_dir, 3);
+        let end = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        assert!(!had_ended(&send(ending)));
+        end.join().unwrap();
+    }
 }
