@@ -5,6 +5,7 @@ use anyhow::{Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tern_control::ProcessRow;
 use tern_lab::Cable;
@@ -77,8 +78,12 @@ fn fault(chaos: &Chaos, kind: &str, node: u16, time: Duration, chance: u64) -> R
             Ok(cluster.lab().heal(Cable::Node(node))?)
         }
         "kill-ternd" => {
+            let is_home = u64::from(node == 1);
+            chaos.restarts.fetch_add(is_home, Ordering::SeqCst);
             kill(cluster, node, &pids(cluster, node, "ternd")?)?;
-            start_daemon(cluster, node, &[])
+            start_daemon(cluster, node, &[])?;
+            chaos.restarts.fetch_add(is_home, Ordering::SeqCst);
+            Ok(())
         }
         "stop-ternd" => stop(chaos, node, &pids(cluster, node, "ternd")?, time),
         "stop-shim" => {
@@ -155,7 +160,8 @@ fn stall_files(chaos: &Chaos, time: Duration, chance: u64) -> Result<()> {
 /// Notes that the programs of which a process is on this node may be lost; on node 1, all of them.
 fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
     let there = if node == 1 { lock(&chaos.running).clone() } else { programs_on(chaos, node)? };
-    lock(&chaos.endangered).extend(there);
+    lock(&chaos.endangered).extend(&there);
+    lock(&chaos.ever_endangered).extend(there);
     Ok(())
 }
 

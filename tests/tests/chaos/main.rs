@@ -18,6 +18,7 @@ mod scarcity;
 
 use scarcity::Scarcity;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
@@ -28,7 +29,7 @@ use tern_tests::cluster::stalling_files::{StallingFiles, Waiting};
 const NODES: u16 = 3;
 
 /// How long the remains of the last programs may stay on a node.
-const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(120);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The state that the threads of a run share.
 #[derive(Debug)]
@@ -42,6 +43,10 @@ struct Chaos {
     running: Mutex<BTreeSet<i32>>,
     /// Those of them that may be lost: a shim that they may have needed was killed.
     endangered: Mutex<BTreeSet<i32>>,
+    /// All programs that were ever in `endangered`.
+    ever_endangered: Mutex<BTreeSet<i32>>,
+    /// Grows by one before ternd of node 1 is killed, and by one when another has started.
+    restarts: AtomicU64,
     /// Those of them that are being moved.
     moving: Mutex<BTreeSet<i32>>,
     scarcity: Mutex<Scarcity>,
@@ -96,6 +101,8 @@ fn programs_survive_faults_of_all_kinds() {
         end: Instant::now() + Duration::from_secs(seconds),
         running: Mutex::default(),
         endangered: Mutex::default(),
+        ever_endangered: Mutex::default(),
+        restarts: AtomicU64::default(),
         moving: Mutex::default(),
         scarcity: Mutex::default(),
         counts: Mutex::default(),

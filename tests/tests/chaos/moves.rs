@@ -1,7 +1,9 @@
 //! Moves running programs at random.
 
 use crate::{Chaos, lock};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tern_tests::cluster::Refused;
 use tern_tests::programs::generated_input::Sequence;
 
 /// Threads that move programs, each one once a second, unless the move takes longer.
@@ -19,11 +21,14 @@ pub(crate) fn move_at_random(chaos: &Chaos, mover: u64) {
         let to = ["2", "3", "2", "3", "home"][random.below(5) as usize];
         if let Some(&pid) = running.get(random.below(running.len() as u64) as usize) {
             lock(&chaos.moving).insert(pid);
+            let restarts = chaos.restarts.load(Ordering::SeqCst);
             match chaos.cluster.migrate(pid, to) {
                 Ok(_) => chaos.count("moves"),
                 // It has ended.
                 Err(refused) if refused.code == 1 => {}
-                Err(refused) if refused.code == EX_SOFTWARE => {
+                Err(refused)
+                    if refused.code == EX_SOFTWARE && !is_excused(chaos, &refused, pid, restarts) =>
+                {
                     chaos.fail(format!("migrate {pid} {to}: {}", refused.message));
                 }
                 Err(refused) => {
@@ -37,4 +42,13 @@ pub(crate) fn move_at_random(chaos: &Chaos, mover: u64) {
         }
         chaos.sleep(INTERVAL);
     }
+}
+
+/// Whether a move failed because ternd of node 1 or the program's shim was killed. `restarts` is the
+/// value from before the move.
+fn is_excused(chaos: &Chaos, refused: &Refused, pid: i32, restarts: u64) -> bool {
+    let daemon_was_killed = restarts % 2 == 1 || chaos.restarts.load(Ordering::SeqCst) != restarts;
+    let no_daemon = refused.message.contains("ternd closed the connection");
+    let no_shim = refused.message.contains("shim did not answer");
+    no_daemon && daemon_was_killed || no_shim && lock(&chaos.ever_endangered).contains(&pid)
 }

@@ -12,12 +12,18 @@ use tern_tests::programs::{Flavour, executable, wanted};
 use tern_tests::runs::outcome::Outcome;
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
-/// How long a program may take to end: a cut, a stopped shim, and a busy machine.
-const END_TIMEOUT: Duration = Duration::from_secs(240);
+/// How long a program may take to end: a cut, a stopped shim, and a busy machine. With a load of a
+/// hundred, programs that compute for seconds take minutes.
+const END_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Programs that check that a wait takes no longer than some seconds, which a stopped shim or a cut
-/// may delay for longer.
-const TIMED: [&str; 6] = ["alarms", "epolls", "polling", "sigmask", "sleep", "waiting"];
+/// may delay for longer. `cputimers` computes for a tenth of a second, with a limit of a minute,
+/// which a guest with a low priority exceeds on a busy machine.
+const TIMED: [&str; 7] = ["alarms", "cputimers", "epolls", "polling", "sigmask", "sleep", "waiting"];
+
+/// Programs with a known defect: a transfer whose move is cancelled may return a short count
+/// (docs/reference/limits.md). Faults cancel many moves.
+const DEFECTIVE: [&str; 2] = ["pipe_big", "socketpair"];
 
 /// How a program reports ENOMEM.
 const NO_MEMORY: &str = "(errno 12:";
@@ -36,6 +42,7 @@ fn entries() -> Vec<&'static Entry> {
         entry.input == Input::None
             && !["ending", STALLING].contains(&entry.name)
             && !TIMED.contains(&entry.name)
+            && !DEFECTIVE.contains(&entry.name)
             && wanted("TERN_PROGRAMS", entry.name)
     };
     migratable().filter(is_used).collect()
@@ -44,7 +51,7 @@ fn entries() -> Vec<&'static Entry> {
 /// Starts programs until the run is over. `runner` is the number of this thread.
 pub(crate) fn run_programs(chaos: &Chaos, runner: u64) {
     let mut entries = entries();
-    if entries.is_empty() || runner % STALLING_EACH == 0 && wanted("TERN_PROGRAMS", STALLING) {
+    if entries.is_empty() || runner.is_multiple_of(STALLING_EACH) && wanted("TERN_PROGRAMS", STALLING) {
         entries = migratable().filter(|entry| entry.name == STALLING).collect();
     }
     let mut random = Sequence(chaos.seed.wrapping_add(runner));
