@@ -89,7 +89,9 @@ impl Shim {
     /// Fetches processes home whose shared memory another process has opened. For processes that
     /// are moving this is checked when they have arrived.
     pub(crate) fn handle_opens(&mut self) {
-        let Some(watch) = self.open_watch.as_mut().filter(|watch| !watch.objects.is_empty()) else { return };
+        // Read also if nothing is watched any more: the kernel reports the end of each watch, and the
+        // main loop would not sleep before that is read.
+        let Some(watch) = &mut self.open_watch else { return };
         for id in watch.opened().clone() {
             let sharers = || self.processes.values().filter(|process| process.files.objects.contains(&id));
             let moves =
