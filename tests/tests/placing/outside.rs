@@ -100,7 +100,10 @@ fn variables_and_directories_are_restricted() {
     assert_eq!(with(&["-d", "/srv/open"], &["pwd"]), ok("/srv/open\n"));
     for directory in ["/home/bert", "/root", "nowhere", "../bert"] {
         let (code, _, err) = with(&["-d", directory], &["touch", "/tmp/was-run"]);
-        assert!(code == Some(255) && err.contains("cannot enter the directory"), "{directory}: {code:?} {err}");
+        assert!(
+            code == Some(255) && err.contains("cannot enter the directory"),
+            "{directory}: {code:?} {err}"
+        );
     }
     for line in [
         "cat /home/bert/file",
