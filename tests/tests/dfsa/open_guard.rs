@@ -1,5 +1,6 @@
 //! A program at home opens a file that a process away has mapped shared.
 
+use anyhow::{Context, Result, anyhow, ensure};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
@@ -29,71 +30,88 @@ shared[4:8] = struct.pack("I", second + 1)
 print(first)
 "#;
 
+/// A program on node 1 that maps a file shared.
+struct Sharer {
+    cluster: Cluster,
+    running: Running,
+}
+
+impl Sharer {
+    /// Starts it in a cluster of its own, and waits until the file is there.
+    fn start(name: &str, nodes: u16) -> Result<Self> {
+        let cluster = Cluster::with_nodes(name, nodes)?;
+        let mut command = cluster.command(1, "mosrun");
+        command.args(["-L", "sh", "-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", SHARER]);
+        let mut running = Running::start(&mut command, false)?;
+        running.close_input();
+        cluster.run(1, &["sh", "-c", "until [ -s /tmp/shared ]; do sleep 0.01; done"])?;
+        Ok(Self { cluster, running })
+    }
+
+    /// Moves it to node 2, where it increments the first word.
+    fn count_away(&self) -> Result<()> {
+        self.cluster.migrate(self.running.pid, "2").map_err(|refused| anyhow!("{refused:?}"))?;
+        let count = "touch /tmp/count; while [ -e /tmp/count ]; do sleep 0.01; done";
+        self.cluster.run(1, &["sh", "-c", count]).map(drop)
+    }
+
+    /// Checks the first word that an opener has printed.
+    fn check(&self, opened: Result<Vec<u8>>, first: &str) -> Result<()> {
+        let read = opened.with_context(|| self.diagnostics())?;
+        let read = String::from_utf8_lossy(&read);
+        ensure!(read.trim() == first, "{read:?} instead of {first}: {}", self.diagnostics());
+        Ok(())
+    }
+
+    /// Ends it, and checks the second word.
+    fn finish(mut self, second: &str) -> Result<()> {
+        self.cluster.touch("/tmp/enough")?;
+        let end = self.running.finish(Duration::from_secs(30))?;
+        let is_right = end.status == 0 && String::from_utf8_lossy(&end.out).trim() == second;
+        ensure!(is_right, "{end:?} instead of {second}: {}", self.diagnostics());
+        Ok(())
+    }
+
+    fn diagnostics(&self) -> String {
+        self.cluster.diagnostics(self.running.pid)
+    }
+}
+
 /// open(2) blocks until the sharing processes are home: it sees what they have written, and they
 /// see what it writes.
 #[test]
-fn open_at_home_brings_memory_sharers_home() {
-    let cluster = Cluster::with_nodes("opened", 2).unwrap();
-    let mut command = cluster.command(1, "mosrun");
-    command.args(["-L", "sh", "-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", SHARER]);
-    let mut running = Running::start(&mut command, false).unwrap();
-    running.close_input();
-    let pid = running.pid;
-    let on_1 = |words: &[&str]| String::from_utf8_lossy(&cluster.run(1, words).unwrap()).trim().to_owned();
-    on_1(&["sh", "-c", "until [ -s /tmp/shared ]; do sleep 0.01; done"]);
+fn open_at_home_brings_memory_sharers_home() -> Result<()> {
+    let sharer = Sharer::start("opened", 2)?;
     for round in ["1", "2"] {
-        cluster.migrate(pid, "2").unwrap();
-        on_1(&["sh", "-c", "touch /tmp/count; while [ -e /tmp/count ]; do sleep 0.01; done"]);
-        assert_eq!(on_1(&["/usr/bin/python3", "-c", OPENER]), round, "{}", cluster.diagnostics(pid));
-        let (at, why) = cluster.location(pid).unwrap().unwrap();
+        sharer.count_away()?;
+        sharer.check(sharer.cluster.run(1, &["/usr/bin/python3", "-c", OPENER]), round)?;
+        let (at, why) = sharer.cluster.location(sharer.running.pid).unwrap().unwrap();
         assert!(at == 1 && why.contains("opens what it shares"), "it is on {at}: {why}");
     }
-    cluster.touch("/tmp/enough").unwrap();
-    let end = running.finish(Duration::from_secs(30)).unwrap();
-    assert_eq!(
-        (end.status, String::from_utf8_lossy(&end.out).trim()),
-        (0, "2"),
-        "{}",
-        cluster.diagnostics(pid)
-    );
+    sharer.finish("2")
 }
 
 /// Home cannot bring the sharing process home at once, since its node is not reachable. An open by a
 /// process that is not traced waits for as long as that lasts, and so does one by a process that
 /// another shim traces, since its program runs away.
 #[test]
-fn open_at_home_waits_for_memory_sharers_behind_a_cut_link() {
-    let cluster = Cluster::with_nodes("opencut", 3).unwrap();
-    let mut command = cluster.command(1, "mosrun");
-    command.args(["-L", "sh", "-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", SHARER]);
-    let mut running = Running::start(&mut command, false).unwrap();
-    running.close_input();
-    let pid = running.pid;
-    let on_1 = |words: &[&str]| String::from_utf8_lossy(&cluster.run(1, words).unwrap()).trim().to_owned();
-    on_1(&["sh", "-c", "until [ -s /tmp/shared ]; do sleep 0.01; done"]);
+fn open_at_home_waits_for_memory_sharers_behind_a_cut_link() -> Result<()> {
+    let sharer = Sharer::start("opencut", 3)?;
+    let lab = sharer.cluster.lab();
     let openers: [&[&str]; 2] = [&[], &["mosrun", "-3", "-L"]];
     for (round, opener) in ["1", "2"].into_iter().zip(openers) {
-        cluster.migrate(pid, "2").unwrap();
-        on_1(&["sh", "-c", "touch /tmp/count; while [ -e /tmp/count ]; do sleep 0.01; done"]);
-        cluster.lab().cut(Cable::Pair(1, 2)).unwrap();
+        sharer.count_away()?;
+        lab.cut(Cable::Pair(1, 2)).unwrap();
         let words = [opener, &["/usr/bin/python3", "-c", OPENER]].concat();
-        let read = std::thread::scope(|scope| {
-            let opener = scope.spawn(|| cluster.run(1, &words));
+        let opened = std::thread::scope(|scope| {
+            let opener = scope.spawn(|| sharer.cluster.run(1, &words));
             // Longer than home may take for the return of a reachable group.
             std::thread::sleep(Duration::from_secs(5));
             assert!(!opener.is_finished(), "it opened memory whose content is not reachable");
-            cluster.lab().heal(Cable::Pair(1, 2)).unwrap();
+            lab.heal(Cable::Pair(1, 2)).unwrap();
             opener.join().unwrap()
         });
-        let read = read.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.diagnostics(pid)));
-        assert_eq!(String::from_utf8_lossy(&read).trim(), round, "{}", cluster.diagnostics(pid));
+        sharer.check(opened, round)?;
     }
-    cluster.touch("/tmp/enough").unwrap();
-    let end = running.finish(Duration::from_secs(30)).unwrap();
-    assert_eq!(
-        (end.status, String::from_utf8_lossy(&end.out).trim()),
-        (0, "2"),
-        "{}",
-        cluster.diagnostics(pid)
-    );
+    sharer.finish("2")
 }
