@@ -74,7 +74,7 @@ pub fn pids(cluster: &Cluster, node: u16, name: &str) -> Result<Vec<i32>> {
 /// Sends SIGKILL to processes of a node, and waits until they are gone.
 ///
 /// # Errors
-/// If they are not gone within 60 s.
+/// If they are not gone within 10 s.
 pub fn kill(cluster: &Cluster, node: u16, doomed: &[i32]) -> Result<()> {
     for pid in doomed {
         // It may have exited by itself, or together with another process of the list.
@@ -90,7 +90,7 @@ pub fn kill(cluster: &Cluster, node: u16, doomed: &[i32]) -> Result<()> {
         let zombie = words.next().is_none_or(|word| word.starts_with('Z'));
         zombie && words.next().is_none_or(|threads| threads == "1")
     };
-    wait_until("the killed processes are gone", Duration::from_secs(60), || doomed.iter().all(is_gone))
+    wait_until("the killed processes are gone", Duration::from_secs(10), || doomed.iter().all(is_gone))
         .map(drop)
 }
 
@@ -134,7 +134,7 @@ pub fn kill_shims(cluster: &Cluster, node: u16) -> Result<()> {
 /// inherit. Returns once `tern status` succeeds.
 ///
 /// # Errors
-/// If it does not start, or does not reply within 120 s.
+/// If it does not start, or does not reply within 20 s.
 pub fn start_daemon(cluster: &Cluster, node: u16, environment: &[String]) -> Result<()> {
     let daemon = cluster.run(node, &["sh", "-c", "command -v ternd"])?;
     let daemon = String::from_utf8_lossy(&daemon).trim().to_owned();
@@ -142,7 +142,7 @@ pub fn start_daemon(cluster: &Cluster, node: u16, environment: &[String]) -> Res
     words.push(&daemon);
     cluster.lab().node(node).start_daemon("env", &words, "ternd")?;
     let answers = || cluster.tool(node, "status").output().is_ok_and(|end| end.status.success());
-    wait_until("ternd answers", Duration::from_secs(120), answers).map(drop)
+    wait_until("ternd answers", Duration::from_secs(20), answers).map(drop)
 }
 
 /// Waits until node 1 reports this node as up.

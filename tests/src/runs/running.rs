@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 /// thus in the numbering of the program's own node.
 pub const ANNOUNCE: &str = r#"echo "$$" >&2; exec "$@""#;
 
-/// Limit for the start of a program. It leaves room for a machine with a load of a hundred.
-const START_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// The bytes read from a stream so far, and whether it has ended.
 #[derive(Debug, Default)]
 struct Stream {
@@ -74,7 +71,7 @@ impl Running {
     /// standard output.
     ///
     /// # Errors
-    /// If it cannot be started, or has not printed its pid within 120 s.
+    /// If it cannot be started, or has not printed its pid within 20 s.
     pub fn start(command: &mut Command, terminal: bool) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
@@ -84,7 +81,7 @@ impl Running {
         let (out, err) = (Stream::follow(out), Stream::follow(err));
         let mut running = Self { child, out, err, pid: 0, terminal };
         let first = if terminal { &running.out } else { &running.err };
-        let said = first.wait(Instant::now() + START_TIMEOUT, |text| text.contains(&b'\n'))?;
+        let said = first.wait(Instant::now() + Duration::from_secs(20), |text| text.contains(&b'\n'))?;
         let line = String::from_utf8_lossy(&said);
         let line = line.lines().next().unwrap_or_default().trim();
         running.pid = line.parse().with_context(|| format!("instead of its pid it printed {line:?}"))?;

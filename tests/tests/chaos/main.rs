@@ -29,7 +29,7 @@ use tern_tests::cluster::stalling_files::{StallingFiles, Waiting};
 const NODES: u16 = 3;
 
 /// How long the remains of the last programs may stay on a node.
-const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(600);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The state that the threads of a run share.
 #[derive(Debug)]
