@@ -201,16 +201,18 @@ impl Shim {
         {
             return asked.pid;
         }
-        let can_stop =
-            |process: &&Process| !process.live_threads().any(|thread| is_uninterruptible(thread.tid));
-        let Some(leader) = members().find(can_stop).map(|process| process.pid) else { return pid };
-        for one in group {
-            if let Some(process) = self.processes.get_mut(one).filter(|process| !can_stop(&&**process)) {
+        // Each process is looked at once, since a sleep may begin or end between two looks.
+        let (blocked, ready): (Vec<_>, Vec<_>) = members()
+            .map(|process| (process.pid, process.live_threads().any(|thread| is_uninterruptible(thread.tid))))
+            .partition(|(_, is_blocked)| *is_blocked);
+        let Some((leader, _)) = ready.first() else { return pid };
+        for (one, _) in blocked {
+            if let Some(process) = self.processes.get_mut(&one) {
                 process.state = State::Away;
                 process.task = None;
             }
         }
-        leader
+        *leader
     }
 
     /// Drops the parts of a process that wait. Its deputy threads continue their calls.

@@ -16,7 +16,7 @@
 
 use crate::calls::internal::INTERNAL_CALL_NUMBER;
 use crate::migrate::arrival::MAX_BLOCKED;
-use crate::process::{MigrationTask, Process, State};
+use crate::process::{Process, State};
 use crate::shim::Shim;
 use crate::stops::quiesce::is_uninterruptible;
 use std::collections::{BTreeMap, HashSet};
@@ -123,12 +123,11 @@ impl Shim {
 
     /// Has a process whose group is home follow when its call has ended.
     pub(crate) fn return_left_behind(&mut self, pid: HomePid) {
-        let home = self.start.node;
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        if process.is_left_behind() && matches!(process.state, State::Away) && process.task.is_none() {
-            let from = self.peers.node(process.peer).unwrap_or(home);
-            process.task = Some(MigrationTask::new(None, from));
-            self.begin_return(pid);
+        let follows = |process: &Process| {
+            process.is_left_behind() && matches!(process.state, State::Away) && process.task.is_none()
+        };
+        if self.processes.get(&pid).is_some_and(follows) {
+            self.return_unasked(pid);
         }
     }
 }

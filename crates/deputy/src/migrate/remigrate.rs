@@ -100,10 +100,17 @@ impl Shim {
         }
         self.abort_task(pid, why);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let from = self.peers.node(process.peer).unwrap_or(self.start.node);
         process.reason =
             if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
         tracing::info!(%pid, reason = process.reason, "it is fetched home");
+        self.return_unasked(pid);
+    }
+
+    /// Begins a journey home that no caller waits for.
+    pub(crate) fn return_unasked(&mut self, pid: HomePid) {
+        let home = self.start.node;
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let from = self.peers.node(process.peer).unwrap_or(home);
         process.task = Some(MigrationTask::new(None, from));
         self.begin_return(pid);
     }

@@ -221,15 +221,12 @@ impl Shim {
     /// Moves a process that shares memory to another node by way of home, where its group is
     /// complete and leaves together.
     fn migrate_via_home(&mut self, pid: HomePid, to: Destination, caller: PendingRequest, since: Instant) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        let reachable = matches!(process.state, State::Away) && self.peers.link(process.peer).is_some();
-        if !reachable || since.elapsed() > RETRY_TIMEOUT {
-            let why = if reachable { "busy: it does not come home; try again" } else { OUT_OF_REACH };
+        let is_away = self.processes.get(&pid).is_some_and(|one| matches!(one.state, State::Away));
+        if !is_away || since.elapsed() > RETRY_TIMEOUT {
+            let why = if is_away { "busy: it does not come home; try again" } else { OUT_OF_REACH };
             return caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
         }
-        let from = self.peers.node(process.peer).unwrap_or(self.start.node);
-        process.task = Some(MigrationTask::new(None, from));
-        self.begin_return(pid);
+        self.return_unasked(pid);
         self.queued_moves.push((since, pid, to, caller));
     }
 

@@ -18,7 +18,7 @@
 
 use crate::process::{Process, State};
 use crate::shim::Shim;
-use crate::shm::sharers::{file_id, is_shim};
+use crate::shm::sharers::is_shim;
 use crate::waker::Waker;
 use nix::sys::fanotify::{
     EventFFlags, Fanotify, FanotifyEvent, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
@@ -38,8 +38,8 @@ use tern_tracee::procfs;
 const MAX_BLOCK_TIME: Duration = Duration::from_secs(45);
 /// How often the thread checks for opens that were blocked long enough.
 const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long after its permission an open is awaited in the process's descriptors. It may fail, or
-/// the file may be closed again, and then it never appears there.
+/// How long after its permission an open may take to appear among the process's descriptors, where
+/// a scan finds it. They are not examined here: a stranger may have very many.
 const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 
 /// The blocker, as seen by the main loop.
@@ -47,8 +47,8 @@ const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct OpenBlocker {
     thread_state: Arc<BlockerThread>,
     watched: HashMap<ObjectId, File>,
-    /// Threads that may open a file (its device and inode) since this time, and have not been seen
-    /// to have it open.
+    /// Threads outside the group that may open a file (its device and inode) since this time, and may
+    /// not have it open yet.
     opening: Vec<((u64, u64), HomePid, Instant)>,
 }
 
@@ -123,17 +123,22 @@ impl OpenBlocker {
             }
             !is_this
         });
+    }
+
+    /// The same for a thread outside the group, for which the group's next move waits.
+    fn pass_stranger(&mut self, inode: (u64, u64), tid: HomePid) {
+        self.forget_opened();
         self.opening.push((inode, tid, Instant::now()));
+        self.pass(inode, tid);
+    }
+
+    fn forget_opened(&mut self) {
+        self.opening.retain(|(_, tid, since)| since.elapsed() < MAX_OPENING_TIME && procfs::is_alive(tid.0));
     }
 
     /// A thread that was allowed to open this file and does not have it open yet: no scan finds it.
     pub(crate) fn opening_thread(&mut self, inode: (u64, u64)) -> Option<HomePid> {
-        self.opening.retain(|(inode, tid, since)| {
-            let folder = std::fs::read_dir(format!("/proc/{tid}/fd"));
-            let has_opened =
-                || folder.into_iter().flatten().flatten().any(|fd| file_id(&fd.path()) == Some(*inode));
-            since.elapsed() < MAX_OPENING_TIME && procfs::is_alive(tid.0) && !has_opened()
-        });
+        self.forget_opened();
         self.opening.iter().find(|(opened, ..)| *opened == inode).map(|(_, tid, _)| *tid)
     }
 }
@@ -231,10 +236,14 @@ impl Shim {
             let sharers = || self.processes.values().filter(|process| process.files.objects.iter().any(same));
             let is_home =
                 |process: &Process| !process.is_away() && !matches!(process.state, State::Outgoing(_));
-            if sharers().all(is_home) || self.belongs_to_group(tid, sharers().map(|process| process.pid)) {
-                if let Some(open_blocker) = &mut self.open_blocker {
-                    open_blocker.pass(inode, tid);
-                }
+            let is_own = self.belongs_to_group(tid, sharers().map(|process| process.pid));
+            let are_home = sharers().all(is_home);
+            match &mut self.open_blocker {
+                Some(open_blocker) if is_own => open_blocker.pass(inode, tid),
+                Some(open_blocker) if are_home => open_blocker.pass_stranger(inode, tid),
+                _ => {}
+            }
+            if is_own || are_home {
                 continue;
             }
             // Processes that are moving are fetched when they have arrived.
