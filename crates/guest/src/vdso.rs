@@ -16,7 +16,7 @@ use std::ops::Range;
 use tern_tracee::Result;
 use tern_tracee::inject::SYSCALL;
 use tern_tracee::stop::Stopped;
-use tern_tracee::vdso::{is_inside, step_out};
+use tern_tracee::vdso::{is_inside, run_out};
 
 impl Process {
     fn vdso(&self) -> Option<Range<u64>> {
@@ -58,7 +58,7 @@ impl Process {
         match self.vdso() {
             Some(vdso) if is_inside(&vdso, &stopped.registers()?) => {
                 self.fastpath
-                    .with_original_vdso(&vdso, &self.memory, || step_out(stopped, &self.memory, &vdso))
+                    .with_original_vdso(&vdso, &self.memory, || run_out(stopped, &self.memory, &vdso))
             }
             _ => Ok(stopped),
         }

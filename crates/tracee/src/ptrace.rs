@@ -6,7 +6,7 @@
 //! * [`batch`]: makes many stopped threads perform several calls each
 //! * [`call_timeout`]: a time limit for injected calls
 //! * [`reap`]: attaching to the threads of a process while one of them executes a program
-//! * [`vdso`]: stepping a thread out of the vDSO
+//! * [`vdso`]: running a thread out of the vDSO
 
 pub mod batch;
 pub mod call_timeout;

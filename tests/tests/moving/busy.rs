@@ -19,7 +19,10 @@ fn move_around(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str])
     for to in places {
         if let Err(refused) = cluster.migrate(pid, to) {
             let why = &refused.message;
-            let said = running.output_so_far();
+            let said = match running.has_ended() {
+                true => format!("{:?}", running.finish(Duration::from_secs(5))),
+                false => running.output_so_far(),
+            };
             ensure!(why.contains("already"), "to {to}: {why}; it says {said}\n{}", cluster.diagnostics(pid));
         }
     }

@@ -14,7 +14,7 @@ use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_migrate::partial::remainder;
 use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};
-use tern_tracee::vdso::step_out;
+use tern_tracee::vdso::run_out;
 use tern_tracee::{Result, procfs};
 
 impl Shim {
@@ -87,7 +87,7 @@ impl Shim {
                 }
                 if wanted {
                     let stopped = match &process.state {
-                        State::Outgoing(outgoing) => step_out(stopped, &process.memory, &outgoing.vdso)?,
+                        State::Outgoing(outgoing) => run_out(stopped, &process.memory, &outgoing.vdso)?,
                         _ => stopped,
                     };
                     return process.set_stopped(stopped);

@@ -92,8 +92,12 @@ impl Shim {
             }
             // A thread that executes a program has taken over the pid: all others are gone, and its
             // exec stop is to come.
-            if process.threads.get(&pid).is_some_and(|first| first.is_exiting) && !procfs::has_exited(pid.0) {
-                process.threads.insert(pid, Thread::new_resident(pid)?);
+            if process.threads.get(&pid).is_some_and(|first| first.is_exiting)
+                && !procfs::has_exited(pid.0)
+                // /proc may show neither thread while the pid changes hands.
+                && let Ok(first) = Thread::new_resident(pid)
+            {
+                process.threads.insert(pid, first);
             }
             if process.is_stopped() {
                 return Ok(Quiesced::Stopped);

@@ -81,7 +81,7 @@ impl Shim {
                 // Perhaps only a thread is gone, as when another one executes a program, and the
                 // process lives.
                 match self.processes.get_mut(&pid) {
-                    Some(process) if since.elapsed() < MAX_BLOCKED => {
+                    Some(process) if since.elapsed() < RETRY_TIMEOUT => {
                         process.when_stopped = Some((then, since));
                     }
                     _ => self.not_stopped(pid, then),

@@ -36,6 +36,9 @@ pub const EXIT_KILL: u32 = libc::PTRACE_O_EXITKILL as u32;
 
 const EVENT_STOP: c_int = 128;
 
+/// Number of breakpoints that a thread can have, each in a debug register of x86.
+pub(crate) const MAX_BREAKPOINTS: usize = 4;
+
 /// A process or thread at a ptrace stop.
 #[derive(Debug)]
 #[must_use = "a stopped process stands still until it is resumed or detached"]
@@ -261,6 +264,21 @@ pub fn wait_stop_unless_blocked(pid: i32, until: Instant) -> Result<Option<Stopp
     }
 }
 
+/// Like [`wait_stop`], but returns `None` if the tracee has not stopped at this time.
+///
+/// # Errors
+/// `Gone` if it exits instead.
+pub(crate) fn wait_stop_until(pid: i32, until: Instant) -> Result<Option<Stopped>> {
+    loop {
+        match wait(pid, false)? {
+            Some((_, WaitEvent::Stopped(stopped))) => return Ok(Some(stopped)),
+            Some(_) => return Err(Error::Gone { pid }),
+            None if Instant::now() > until => return Ok(None),
+            None => pause(Duration::from_micros(50)),
+        }
+    }
+}
+
 impl Stopped {
     /// Its pid, in this process's namespace.
     #[must_use]
@@ -456,6 +474,29 @@ impl Stopped {
     /// If it is gone.
     pub fn step(self, signal: i32) -> Result<()> {
         request("step", libc::PTRACE_SINGLESTEP, self.pid, 0, signal as usize).map(drop)
+    }
+
+    /// Has it stop with SIGTRAP, once resumed, before it executes the instruction at one of these
+    /// addresses, of which there are at most four. An empty slice ends that. Other threads of its
+    /// process are not affected: the addresses are in the thread's debug registers.
+    ///
+    /// # Errors
+    /// If it is gone, or this machine has no debug registers.
+    pub(crate) fn set_breakpoints(&self, addresses: &[u64]) -> Result<()> {
+        let register = |number: usize| {
+            std::mem::offset_of!(libc::user, u_debugreg) + number * std::mem::size_of::<u64>()
+        };
+        let set = |number: usize, value: u64| {
+            request("set a breakpoint", libc::PTRACE_POKEUSER, self.pid, register(number), value as usize)
+                .map(drop)
+        };
+        let mut enabled = 0;
+        for (number, address) in addresses.iter().take(MAX_BREAKPOINTS).enumerate() {
+            set(number, *address)?;
+            // The bit enables the register for this thread. All other bits zero: at execution.
+            enabled |= 1 << (2 * number);
+        }
+        set(7, enabled)
     }
 
     /// Keeps it in its group stop, and has SIGCONT reported.

@@ -1,13 +1,28 @@
-//! Stepping a thread out of the vDSO.
+//! Running a thread out of the vDSO.
+//!
+//! The clock functions read the clock's pages and begin again if the kernel has updated these
+//! meanwhile, at each tick. So single steps do not lead out of them on a busy machine, where each
+//! step waits for a CPU: the thread runs to a breakpoint at its return address instead.
 
 use crate::memory::Memory;
 use crate::registers::Registers;
-use crate::stop::{self, Stop, Stopped};
+use crate::stop::{self, MAX_BREAKPOINTS, Stop, Stopped};
 use crate::{Result, inject::SYSCALL};
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, LittleEndian, RegisterRule, UnwindContext, UnwindSection, X86_64,
+};
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSection};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
-/// Maximum number of single steps. The vDSO's functions are shorter, unless they retry.
-const MAX_STEPS: u32 = 20_000;
+/// Maximum number of stops on the way out. With breakpoints there are one or two: a function returns
+/// to its caller, which may be in the vDSO too. Without them each instruction is a stop.
+const MAX_STOPS: u32 = 20_000;
+
+/// How long a thread may take to its breakpoint. It executes some hundred instructions, but may wait
+/// for a CPU.
+const BREAKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Whether a thread with these registers is inside the vDSO. A thread in a system call that was
 /// made from there does not count, since it no longer uses the clock pages.
@@ -16,32 +31,200 @@ pub fn is_inside(vdso: &Range<u64>, registers: &Registers) -> bool {
     vdso.contains(&registers.rip) && registers.call().is_none()
 }
 
-/// Single-steps a stopped thread out of the vDSO, or up to the next `syscall` instruction there.
-/// Signals are blocked meanwhile. A signal that the thread was about to be delivered is dropped,
-/// and the caller must raise it again.
+/// Runs a stopped thread until it is outside the vDSO, or at a `syscall` instruction there. Signals
+/// are blocked meanwhile. A signal that the thread was about to be delivered is dropped, and the
+/// caller must raise it again.
+///
+/// Without debug registers, or if the vDSO does not describe its stack frames, the thread is
+/// single-stepped. It may then still be inside after 20,000 steps.
 ///
 /// # Errors
 /// If it is gone.
-pub fn step_out(mut stopped: Stopped, memory: &Memory, vdso: &Range<u64>) -> Result<Stopped> {
+pub fn run_out(mut stopped: Stopped, memory: &Memory, vdso: &Range<u64>) -> Result<Stopped> {
     if !is_inside(vdso, &stopped.registers()?) {
         return Ok(stopped);
     }
-    let (host, mask) = (stopped.pid(), stopped.sigmask()?);
+    let mut code = vec![0; (vdso.end - vdso.start) as usize];
+    memory.read(vdso.start, &mut code)?;
+    let mask = stopped.sigmask()?;
     stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
-    for _ in 0..MAX_STEPS {
+    let mut has_breakpoints = true;
+    for _ in 0..MAX_STOPS {
         let registers = stopped.registers()?;
-        let mut next = [0; 2];
-        let calls = memory.read(registers.rip, &mut next).is_ok() && next == SYSCALL;
-        if calls || !is_inside(vdso, &registers) {
+        let at = registers.rip.wrapping_sub(vdso.start) as usize;
+        if !is_inside(vdso, &registers) || code.get(at..).is_some_and(|next| next.starts_with(&SYSCALL)) {
             break;
         }
-        stopped.step(0)?;
-        stopped = stop::wait_stop(host)?;
-        while stopped.stop != Stop::Signal(libc::SIGTRAP) {
-            stopped.step(0)?;
-            stopped = stop::wait_stop(host)?;
+        let exits = exits(&code, vdso.start, &registers, memory).filter(|_| has_breakpoints);
+        has_breakpoints = match &exits {
+            Some(exits) => match stopped.set_breakpoints(exits) {
+                Err(error) if error.is_gone() => return Err(error),
+                set => set.is_ok(),
+            },
+            None => false,
+        };
+        stopped = run_to_trap(stopped, has_breakpoints)?;
+        if has_breakpoints {
+            stopped.set_breakpoints(&[])?;
+            has_breakpoints = stopped.stop == Stop::Signal(libc::SIGTRAP);
         }
     }
     stopped.set_sigmask(mask)?;
     Ok(stopped)
+}
+
+/// Resumes a thread, for one instruction unless it has breakpoints, until it stops with SIGTRAP. A
+/// thread that does not reach its breakpoint in time is interrupted.
+fn run_to_trap(mut stopped: Stopped, has_breakpoints: bool) -> Result<Stopped> {
+    let (host, until) = (stopped.pid(), Instant::now() + BREAKPOINT_TIMEOUT);
+    loop {
+        if !has_breakpoints {
+            stopped.step(0)?;
+            stopped = stop::wait_stop(host)?;
+        } else {
+            stopped.resume(0)?;
+            let reached = stop::wait_stop_until(host, until)?;
+            if reached.is_none() {
+                stop::interrupt(host)?;
+            }
+            stopped = reached.map_or_else(|| stop::wait_stop(host), Ok)?;
+        }
+        if stopped.stop == Stop::Signal(libc::SIGTRAP) || Instant::now() > until {
+            return Ok(stopped);
+        }
+    }
+}
+
+/// The addresses at which a thread with these registers leaves the function that it executes: the
+/// one to which the function returns, and its `syscall` instructions. None if the vDSO does not
+/// describe the function's stack frame, or if these are too many for the debug registers.
+fn exits(code: &[u8], start: u64, registers: &Registers, memory: &Memory) -> Option<Vec<u64>> {
+    let at = registers.rip - start;
+    let image = ElfFile64::<Endianness>::parse(code).ok()?;
+    let section = image.section_by_name(".eh_frame")?;
+    let bases = BaseAddresses::default().set_eh_frame(section.address());
+    let mut frames = EhFrame::new(section.data().ok()?, LittleEndian);
+    frames.set_address_size(8);
+    let function = frames.fde_for_address(&bases, at, EhFrame::cie_from_offset).ok()?;
+    let mut context = UnwindContext::new();
+    let row = function.unwind_info_for_address(&frames, &bases, &mut context, at).ok()?;
+    let CfaRule::RegisterAndOffset { register, offset } = *row.cfa() else { return None };
+    let base = match register {
+        X86_64::RSP => registers.rsp,
+        X86_64::RBP => registers.rbp,
+        _ => return None,
+    };
+    let frame = base.checked_add_signed(offset)?;
+    let Some(RegisterRule::Offset(offset)) = row.register(X86_64::RA) else { return None };
+    let caller = memory.word(frame.checked_add_signed(offset)?).ok()?;
+    let range = function.initial_address()..function.end_address();
+    let body = code.get(range.start as usize..range.end as usize)?;
+    let calls = body.windows(SYSCALL.len()).enumerate().filter(|(_, bytes)| *bytes == SYSCALL);
+    let mut exits = vec![caller];
+    exits.extend(calls.map(|(at, _)| start + range.start + at as u64));
+    (exits.len() <= MAX_BREAKPOINTS).then_some(exits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{procfs, seize};
+
+    struct Child(i32);
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            // SAFETY: it is our child, which nothing else waits for any more.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
+            }
+        }
+    }
+
+    /// A process that reads two clocks all the time.
+    fn clock_reader() -> Child {
+        // SAFETY: the child makes only calls that are allowed after a fork.
+        let child = Child(unsafe { libc::fork() });
+        while child.0 == 0 {
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: the time is a valid place.
+            unsafe {
+                libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+                libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time);
+            }
+        }
+        child
+    }
+
+    fn stop_reader(child: &Child) -> Stopped {
+        stop::interrupt(child.0).unwrap();
+        stop::wait_stop(child.0).unwrap()
+    }
+
+    fn vdso_of(child: &Child) -> (Range<u64>, Vec<u8>, Memory) {
+        let maps = procfs::maps(child.0).unwrap();
+        let vdso = maps.iter().find(|m| m.name == b"[vdso]").unwrap();
+        let (range, memory) = (vdso.start..vdso.end, Memory::open(child.0).unwrap());
+        let mut code = vec![0; (range.end - range.start) as usize];
+        memory.read(range.start, &mut code).unwrap();
+        (range, code, memory)
+    }
+
+    #[test]
+    fn return_address_is_found_at_each_instruction() {
+        let child = clock_reader();
+        seize(child.0, stop::EXIT_KILL).unwrap();
+        let (vdso, code, memory) = vdso_of(&child);
+        let mut stopped = stop_reader(&child);
+        let (mut expected, mut returns) = (None, 0);
+        for _ in 0..20_000 {
+            let registers = stopped.registers().unwrap();
+            if is_inside(&vdso, &registers) {
+                let exits = exits(&code, vdso.start, &registers, &memory).expect("a stack frame");
+                assert!(exits[1..].iter().all(|at| vdso.contains(at)));
+                expected = Some(exits[0]);
+            } else if let Some(expected) = expected.take() {
+                assert_eq!(registers.rip, expected);
+                returns += 1;
+            }
+            if returns == 10 {
+                break;
+            }
+            stopped.step(0).unwrap();
+            stopped = stop::wait_stop(child.0).unwrap();
+        }
+        assert_eq!(returns, 10);
+        stopped.resume(0).unwrap();
+    }
+
+    /// Each time it leaves the function at a breakpoint, and then runs on without any.
+    #[test]
+    fn thread_runs_out_at_one_stop() {
+        let child = clock_reader();
+        seize(child.0, stop::EXIT_KILL).unwrap();
+        let (vdso, code, memory) = vdso_of(&child);
+        let mut found_inside = 0;
+        for turn in 0..20_000 {
+            stop::pause(Duration::from_micros(turn % 100));
+            let stopped = stop_reader(&child);
+            let registers = stopped.registers().unwrap();
+            if !is_inside(&vdso, &registers) {
+                stopped.resume(0).unwrap();
+                continue;
+            }
+            found_inside += 1;
+            let exits = exits(&code, vdso.start, &registers, &memory).unwrap();
+            let mask = stopped.sigmask().unwrap();
+            let stopped = run_out(stopped, &memory, &vdso).unwrap();
+            let now = stopped.registers().unwrap();
+            assert!(!is_inside(&vdso, &now) || exits.contains(&now.rip));
+            assert_eq!(stopped.sigmask().unwrap(), mask);
+            stopped.resume(0).unwrap();
+            if found_inside == 50 {
+                break;
+            }
+        }
+        assert_eq!(found_inside, 50);
+    }
 }
