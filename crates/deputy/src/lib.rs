@@ -7,7 +7,6 @@
 //! * `links`: connections to guest shims and to ternd
 //! * `waker`: wakes the main loop from helper threads
 //! * `inotify`: inotify instances, charged to the program's user
-//! * `descriptor_scanner`: scans of all processes of this machine, in a thread
 //! * `process`: one process, its threads, and the mailboxes and code by which deputies make calls
 //! * `stops`: wait statuses, and quiescing a process
 //! * `migrate`: from the request to move a process until it is a deputy, and back
@@ -20,7 +19,6 @@
 #![deny(unsafe_code)]
 
 mod calls;
-mod descriptor_scanner;
 mod files;
 mod inotify;
 mod links;

@@ -1,34 +1,32 @@
 //! One process of this home shim.
 
 pub(crate) mod blob;
+pub(crate) mod home_record;
 pub(crate) mod mailbox;
+pub(crate) mod own_mappings;
 pub(crate) mod space;
+pub(crate) mod state;
 pub(crate) mod thread;
+pub(crate) mod waits;
 
 use crate::files::delegation::Delegations;
 use crate::files::names::DelegatedNames;
 use crate::links::peers::PeerId;
-use crate::migrate::frozen::Frozen;
-use crate::migrate::hollow::Outgoing;
-use crate::migrate::left_behind::LeftBehind;
-use crate::migrate::restore::Returning;
-use crate::process::mailbox::{Mailbox, MailboxArea};
+use crate::process::home_record::HomeRecord;
+use crate::process::own_mappings::OwnMappings;
+use crate::process::state::{Frozen, LeftBehind, MigrationTask, State};
 use crate::process::thread::Thread;
-use crate::stops::resident::WhenStopped;
-use crate::time::fire::DueSignal;
-use crate::time::rusage::EndedChild;
-use crate::time::timers::Timers;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::process::waits::Waits;
+use crate::time::cpu_timers::CpuTimers;
+use crate::time::usage::AwayUsage;
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
-use tern_control::Destination;
-use tern_control::control_socket::PendingRequest;
-use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
+use tern_ids::{Epoch, HomePid};
+use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::{Action, SIGNALS};
-use tern_image::{ProcessImage, Reserve};
-use tern_migrate::message::{Machine, ProcessSync};
-use tern_migrate::{CpuTime, GuestDemand};
+use tern_migrate::GuestDemand;
+use tern_migrate::message::Machine;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Error, Memory, Result, procfs};
 
@@ -64,12 +62,8 @@ pub(crate) struct Process {
     /// Its threads by tid. The first thread has the pid as its tid, and may have exited before
     /// others.
     pub(crate) threads: BTreeMap<HomePid, Thread>,
-    /// Number of mailbox areas made for threads other than the first, and those that are free
-    /// again.
-    pub(crate) area_count: u64,
-    pub(crate) free_areas: Vec<MailboxArea>,
-    /// Large mailboxes of threads that have exited, still mapped.
-    pub(crate) orphaned_mappings: Vec<(u64, u64)>,
+    /// Mappings in the deputy, outside of the reserved range, that are not the program's.
+    pub(crate) own_mappings: OwnMappings,
     /// Number of programs that it has executed while traced.
     pub(crate) exec_count: u64,
     /// The program's signal actions, by signal number minus one.
@@ -78,52 +72,24 @@ pub(crate) struct Process {
     pub(crate) task: Option<MigrationTask>,
     pub(crate) migrations: u32,
     /// Why it came home, or stays there.
-    pub(crate) reason: String,
-    /// The times at which it was recently fetched home.
-    pub(crate) forced_returns: VecDeque<Instant>,
-    /// CPU time that it has used away, as last reported by its guests.
-    pub(crate) usage_away: CpuTime,
-    /// The part of `usage_away` that is known by thread.
-    pub(crate) thread_usage: BTreeMap<HomePid, CpuTime>,
-    /// CPU time used away by descendants that have been waited for.
-    pub(crate) children_usage: CpuTime,
-    /// Children that have exited and may not have been waited for, by their pid in its namespace.
-    pub(crate) ended_children: HashMap<i32, EndedChild>,
-    /// Its timers that count CPU time, while it is away.
-    pub(crate) timers: Timers,
-    /// The CPU-time thresholds that its guest was asked to report, of the process and of threads.
-    pub(crate) cpu_thresholds: BTreeMap<Option<HomePid>, u64>,
-    /// Its soft and hard limit on CPU time, and when they were read.
-    pub(crate) cpu_limits: Option<([Option<u64>; 2], Instant)>,
-    /// When its timers were last checked.
-    pub(crate) timers_checked: Instant,
-    /// Expired timers and limits that are to be fired as soon as a thread can be stopped.
-    pub(crate) unfired: Vec<DueSignal>,
-    /// POSIX timers whose signals may have been lost when they were taken from the kernel.
-    pub(crate) to_refire: Vec<i32>,
+    pub(crate) home_record: HomeRecord,
+    /// The CPU time that it, its threads and its children have used away.
+    pub(crate) usage: AwayUsage,
+    /// Its timers and limits that count CPU time, while it is away.
+    pub(crate) timers: CpuTimers,
     /// The demand of the current guest on its node.
     pub(crate) demand: GuestDemand,
     /// Number of calls performed for it, and the bytes that they carried.
     pub(crate) call_count: u64,
     pub(crate) call_bytes: u64,
-    /// Mappings (start, end) that only keep a file for the return, including those inherited from
-    /// its parent.
-    pub(crate) placeholders: Vec<(u64, u64)>,
     /// Its delegated files.
     pub(crate) delegations: Delegations,
     /// The names cached at its guest.
     pub(crate) names: DelegatedNames,
-    /// The work that begins when all its threads, which run at home, have stopped, and since when it
-    /// has waited.
-    pub(crate) when_stopped: Option<(WhenStopped, Instant)>,
-    /// Since when its move waits for a thread that cannot be stopped.
-    pub(crate) blocked_since: Option<Instant>,
-    /// When to ask a busy guest again to depart.
-    pub(crate) retry_at: Option<Instant>,
+    /// Its waits: for threads that are to stop, and until its guest is asked again.
+    pub(crate) waits: Waits,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
-    /// It was already fetched home once to dump core for a fault.
-    pub(crate) fetched_for_core: bool,
     /// It has been sent the signal that killed its program.
     pub(crate) is_dying: bool,
     /// It is frozen at home, or will be.
@@ -131,68 +97,6 @@ pub(crate) struct Process {
     /// Its group comes home, or is home, without it.
     pub(crate) left_behind: Option<LeftBehind>,
 }
-
-/// Where a process is.
-#[derive(Debug)]
-pub(crate) enum State {
-    /// At home; about to leave if it has a `task`.
-    Resident,
-    /// At home, held until it has executed its program.
-    AtExec,
-    /// Leaving; it runs at home until it is frozen.
-    Outgoing(Box<Outgoing>),
-    /// Its guest was sent `Go`. Holds what is needed to revoke the hand-over until the guest is
-    /// known to run.
-    HandedOver(Box<Outgoing>),
-    /// Away. The local process is its deputy.
-    Away,
-    /// Away, and moving to the node of this peer.
-    Remigrating(PeerId),
-    /// Away; its new guest (at the process's peer) was sent `Go`. The guest of the
-    /// previous peer is kept frozen until the new one is known to run.
-    Switching(PeerId),
-    /// Its hand-over was revoked, for this reason: it becomes the process of this image again as soon
-    /// as its deputy threads have stopped.
-    Revoked(Box<(ProcessImage, ProcessSync)>, String),
-    /// Away, coming home.
-    Returning(Box<Returning>),
-    /// At home, except that the deputies of some threads are still making their last calls. The
-    /// other threads have been detached.
-    Draining,
-}
-
-/// A move in progress.
-#[derive(Debug)]
-pub(crate) struct MigrationTask {
-    pub(crate) migration: MigrationId,
-    /// The caller that waits for it, and the destination it asked for; none for moves that the shim
-    /// began by itself.
-    pub(crate) caller: Option<(PendingRequest, Destination)>,
-    pub(crate) from: NodeId,
-    pub(crate) started_at: Instant,
-    pub(crate) frozen_at: Option<Instant>,
-    pub(crate) bytes: u64,
-}
-
-impl MigrationTask {
-    pub(crate) fn new(caller: Option<(PendingRequest, Destination)>, from: NodeId) -> Self {
-        let mut id = [0; 16];
-        let flags = rustix::rand::GetRandomFlags::empty();
-        let _always_enough = rustix::rand::getrandom(&mut id, flags);
-        Self {
-            migration: MigrationId(id),
-            caller,
-            from,
-            started_at: Instant::now(),
-            frozen_at: None,
-            bytes: 0,
-        }
-    }
-}
-
-/// A process that was fetched home this often within [`FORCED_RETURN_WINDOW`] stays at home.
-const MAX_FORCED_RETURNS: usize = 3;
-const FORCED_RETURN_WINDOW: Duration = Duration::from_secs(60);
 
 impl Process {
     /// The record of a process that runs at home. None of its threads is traced yet.
@@ -220,36 +124,21 @@ impl Process {
             machine: None,
             threads: BTreeMap::new(),
             in_parent_memory: false,
-            area_count: 0,
-            free_areas: Vec::new(),
-            orphaned_mappings: Vec::new(),
+            own_mappings: OwnMappings::default(),
             exec_count: 0,
             actions: vec![[0; 4]; SIGNALS],
             task: None,
             migrations: 0,
-            reason: String::new(),
-            forced_returns: VecDeque::new(),
-            usage_away: CpuTime::default(),
-            thread_usage: BTreeMap::new(),
-            children_usage: CpuTime::default(),
-            ended_children: HashMap::new(),
-            timers: Timers::default(),
-            cpu_thresholds: BTreeMap::new(),
-            cpu_limits: None,
-            timers_checked: Instant::now(),
-            unfired: Vec::new(),
-            to_refire: Vec::new(),
+            home_record: HomeRecord::default(),
+            usage: AwayUsage::default(),
+            timers: CpuTimers::new(),
             demand: GuestDemand::default(),
             call_count: 0,
             call_bytes: 0,
-            placeholders: Vec::new(),
             delegations: Delegations::default(),
             names: DelegatedNames::default(),
-            when_stopped: None,
-            blocked_since: None,
-            retry_at: None,
+            waits: Waits::default(),
             job_stopped: false,
-            fetched_for_core: false,
             is_dying: false,
             frozen: None,
             left_behind: None,
@@ -274,12 +163,9 @@ impl Process {
             State::Remigrating(other) | State::Switching(other) => Some(*other),
             _ => None,
         };
-        // A move that begins when its threads have stopped.
-        let next = match &self.when_stopped {
-            Some((WhenStopped::Leave(peer, _), _)) => Some(*peer),
-            _ => None,
-        };
-        [Some(self.peer), other.filter(|other| *other != self.peer), next].into_iter().flatten()
+        [Some(self.peer), other.filter(|other| *other != self.peer), self.waits.next_peer()]
+            .into_iter()
+            .flatten()
     }
 
     /// A thread of it.
@@ -292,19 +178,12 @@ impl Process {
 
     /// Removes a thread that has exited. Its mailbox can be used by another one.
     pub(crate) fn thread_exited(&mut self, tid: HomePid) {
-        self.thread_usage.remove(&tid);
+        self.usage.thread_exited(tid);
         self.timers.thread_exited(tid);
         self.stop_reading_through(tid);
         if let Some(mailbox) = self.threads.remove(&tid).and_then(|thread| thread.mailbox) {
-            self.drop_mailbox(&mailbox);
+            self.own_mappings.mailbox_dropped(&mailbox);
         }
-    }
-
-    /// Records that a mailbox is not used any more. It stays mapped until another thread uses its
-    /// area, or the reserved range is released.
-    pub(crate) fn drop_mailbox(&mut self, mailbox: &Mailbox) {
-        self.orphaned_mappings.extend(mailbox.large_range());
-        self.free_areas.extend(Some(mailbox.area()).filter(|area| area.is_secondary()));
     }
 
     /// Stops reading the process's memory through this thread, which is exiting: a thread without
@@ -343,25 +222,9 @@ impl Process {
         Ok(())
     }
 
-    /// Records whether its move waits for a thread that cannot be stopped. Returns for how long it
-    /// has waited.
-    pub(crate) fn note_blocked(&mut self, is_blocked: bool) -> Duration {
-        self.blocked_since = is_blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
-        self.blocked_since.map_or(Duration::ZERO, |since| since.elapsed())
-    }
-
     /// Whether all its live threads are stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.live_threads().all(|thread| thread.stopped.is_some())
-    }
-
-    /// Records that it was fetched home. Returns true if it has been fetched so often that it
-    /// stays.
-    pub(crate) fn record_forced_return(&mut self) -> bool {
-        let now = Instant::now();
-        self.forced_returns.push_back(now);
-        self.forced_returns.retain(|when| now.duration_since(*when) < FORCED_RETURN_WINDOW);
-        self.forced_returns.len() >= MAX_FORCED_RETURNS
     }
 
     /// Whether a guest of this epoch is the current one or may still become it. If not, it must

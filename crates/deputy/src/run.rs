@@ -1,6 +1,5 @@
 //! The main loop of a home shim: it waits for guest shims, traced processes, and ternd.
 
-use crate::descriptor_scanner::DescriptorScanner;
 use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
@@ -9,9 +8,10 @@ use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
 use crate::process::thread::Thread;
 use crate::shim::{Detached, Shim, ShimEvent};
+use crate::shm::shared_memory::SharedMemory;
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
 use tern_control::turn_watch::TurnWatch;
-use tern_image::object::SharedObjects;
 use tern_wire::Ephemeral;
 
 /// How long a shim without processes waits before it ends. ternd may still send it requests.
@@ -34,9 +33,8 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     let waker = Waker::new()?;
     let turn_watch = TurnWatch::new("home shim", &start.run_dir, tern_tracee::stop::time_slept);
     let mut shim = Shim {
-        descriptor_scanner: DescriptorScanner::new(waker.clone()),
-        opener_scan: None,
         shared_filesystems: SharedFilesystems::new(start.shared.clone()),
+        shared_memory: SharedMemory::new(waker.clone()),
         start,
         key: Arc::new(key),
         control_socket,
@@ -48,12 +46,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         early_stops: HashMap::new(),
         queued_moves: Vec::new(),
         content_transfers: ContentTransfers::default(),
-        objects: SharedObjects::default(),
-        inodes: HashMap::new(),
-        unchecked_inodes: HashSet::new(),
         names: NameTracker::default(),
-        open_watch: None,
-        open_blocker: None,
         complete_group: None,
         detached: Vec::new(),
         usage_store,
@@ -138,13 +131,13 @@ impl Shim {
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.waker.fd(), libc::POLLIN)];
         fds.extend(self.names.fd().map(|names| (names, libc::POLLIN)));
-        fds.extend(self.open_watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
+        fds.extend(self.shared_memory.watch_fd().map(|watch| (watch, libc::POLLIN)));
         let mut timeout = HEARTBEAT_INTERVAL / 2;
         let mut threads = self.processes.values().flat_map(|process| process.threads.values());
         if threads.any(Thread::needs_polling) {
             timeout = Duration::from_millis(5);
         }
-        let is_retried = |process: &Process| process.retry_at.is_some() || process.when_stopped.is_some();
+        let is_retried = |process: &Process| process.waits.needs_polling();
         if !self.queued_moves.is_empty() || self.processes.values().any(is_retried) {
             timeout = Duration::from_millis(5);
         }

@@ -1,19 +1,18 @@
 //! The state of a home shim: its processes, the guest shims that hold their guests, and the
 //! operations that concern both.
 
-use crate::descriptor_scanner::DescriptorScanner;
 use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::links::peer::Peer;
 use crate::links::peers::{PeerId, Peers};
+use crate::process::Process;
+use crate::process::home_record::HomeRecord;
+use crate::process::state::State;
 use crate::process::thread::Thread;
-use crate::process::{Process, State};
-use crate::shm::open_blocker::OpenBlocker;
-use crate::shm::open_watch::OpenWatch;
-use crate::shm::sharers::OpenerScan;
+use crate::shm::shared_memory::SharedMemory;
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
@@ -21,7 +20,6 @@ use tern_control::shim::{ShimReply, ShimStart};
 use tern_control::turn_watch::TurnWatch;
 use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId, NodeId};
-use tern_image::object::{ObjectId, SharedObjects};
 use tern_migrate::fault;
 use tern_migrate::message::Message;
 use tern_tracee::stop::Stopped;
@@ -57,7 +55,7 @@ pub(crate) struct Detached {
     pub(crate) row: ProcessRow,
     /// Start time: with the pid it identifies the process uniquely.
     started: u64,
-    pub(crate) forced_returns: VecDeque<Instant>,
+    pub(crate) home_record: HomeRecord,
 }
 
 impl Detached {
@@ -73,46 +71,38 @@ pub(crate) struct Shim {
     pub(crate) key: std::sync::Arc<Ephemeral>,
     pub(crate) control_socket: ControlSocket,
     pub(crate) waker: Waker,
-    /// Whether the waker was signalled during the last wait.
+    /// Whether the waker was signalled during the last wait. Set by the main loop, read once a turn.
     pub(crate) was_woken: bool,
     pub(crate) peers: Peers,
+    /// All processes that are traced.
     pub(crate) processes: HashMap<HomePid, Process>,
     /// Processes that were fetched home and now run untraced.
     pub(crate) detached: Vec<Detached>,
     /// CPU time used away by processes that are not traced any more.
     pub(crate) usage_store: UsageStore,
-    /// Moves that cannot begin yet and are retried.
+    /// Moves that cannot begin yet and are retried. For `migrate` only, and a task that is requeued.
     pub(crate) queued_moves:
         Vec<(Instant, HomePid, Destination, tern_control::control_socket::PendingRequest)>,
-    /// New children and threads that stopped before the stop of their parent that names them.
+    /// New children and threads that stopped before the stop of their parent that names them. For
+    /// the handling of stops and of forks.
     pub(crate) early_stops: HashMap<i32, Stopped>,
     /// Contents of files that are being sent to guests.
     pub(crate) content_transfers: ContentTransfers,
+    /// Events of helper threads. These send them, and the main loop receives them.
     pub(crate) events: (Sender<ShimEvent>, Receiver<ShimEvent>),
-    /// The memory shared by processes that are away, opened; and the inodes of these objects.
-    pub(crate) objects: SharedObjects,
-    pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
-    /// Scans all processes of this machine.
-    pub(crate) descriptor_scanner: DescriptorScanner,
-    /// The scan for processes that have shared memory open, which a move waits for.
-    pub(crate) opener_scan: Option<OpenerScan>,
-    /// Those of `inodes` that other processes may have open, as far as no scan has shown otherwise.
-    pub(crate) unchecked_inodes: HashSet<(u64, u64)>,
+    /// The memory that processes away share.
+    pub(crate) shared_memory: SharedMemory,
     /// The file systems that this node declares as shared.
     pub(crate) shared_filesystems: crate::files::shared_fs::SharedFilesystems,
     /// Watches the directories whose names are cached at guests.
     pub(crate) names: NameTracker,
-    /// Reports opens, by name, of memory that is shared away.
-    pub(crate) open_watch: Option<OpenWatch>,
-    /// Blocks opens for writing of memory that is shared away.
-    pub(crate) open_blocker: Option<OpenBlocker>,
-    /// The last migration whose group is known to be complete and stopped.
+    /// The last migration whose group is known to be complete and stopped. For `migrate::group` only.
     pub(crate) complete_group: Option<MigrationId>,
-    /// A call at which a test wants the process to be fetched home.
+    /// A call at which a test wants the process to be fetched home. For `calls::perform` only.
     pub(crate) test_freeze: Option<fault::FreezeRequest>,
-    /// When the last process left. The shim ends a moment later.
+    /// When the last process left. The shim ends a moment later. For `run` only.
     pub(crate) empty_since: Instant,
-    /// Reports steps of the main loop that take too long.
+    /// Reports steps of the main loop that take too long. For `run` only.
     pub(crate) turn_watch: TurnWatch,
 }
 
@@ -182,7 +172,7 @@ impl Shim {
     /// Ends the move of this process unsuccessfully, but not that of its group. Returns its id.
     fn end_task(&mut self, pid: HomePid, refusal: Refusal) -> Option<MigrationId> {
         let process = self.processes.get_mut(&pid)?;
-        process.reason.clone_from(&refusal.message);
+        process.home_record.set_reason(&refusal.message);
         if process.is_away() {
             // The process did not come home to be frozen there.
             process.frozen = None;
@@ -279,15 +269,15 @@ impl Shim {
         }
         let Some(process) = self.processes.remove(&pid) else { return };
         self.close_unused_objects();
-        self.usage_store.save(pid, process.started, &process.saved_usage());
+        self.usage_store.save(pid, process.started, process.usage.saved());
         // An entry of an earlier return is out of date.
         self.detached.retain(|detached| detached.row.pid != pid);
-        if !process.forced_returns.is_empty()
+        if process.home_record.has_forced_returns()
             && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
         {
             let row = self.row(&process);
-            let (started, forced_returns) = (stat.start_time(), process.forced_returns);
-            self.detached.push(Detached { row, started, forced_returns });
+            let (started, home_record) = (stat.start_time(), process.home_record);
+            self.detached.push(Detached { row, started, home_record });
         }
     }
 
@@ -320,7 +310,7 @@ impl Shim {
         let Some(mut process) = self.processes.remove(&pid) else { return };
         self.close_unused_objects();
         self.keep_usage_for_parent(&process);
-        let waiting = process.when_stopped.take();
+        let waiting = process.waits.take_when_stopped();
         waiting.into_iter().for_each(|(then, _)| then.refuse_gone(pid));
         let may_have_carried = process.may_carry_objects();
         for peer in process.peers() {

@@ -1,7 +1,10 @@
 //! Shared memory of processes that are away: it must not be accessed at home meanwhile.
 
-pub(crate) mod access;
-pub(crate) mod objects;
-pub(crate) mod open_blocker;
-pub(crate) mod open_watch;
+mod access;
+mod objects;
+mod open_blocker;
+mod open_watch;
+pub(crate) mod openers;
+mod opens;
+pub(crate) mod shared_memory;
 pub(crate) mod sharers;

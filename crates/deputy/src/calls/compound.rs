@@ -1,52 +1,15 @@
 //! Pending writes, seeks and closes on delegated files, which must run before the guest's call and
 //! before anything else can observe what the guest does later (`files/delegation.rs`).
 
-use crate::calls::perform::{forks_or_exits, puts_child_in_parent_memory};
+use crate::calls::current::{Compound, CurrentCall, Origin};
+use crate::calls::kinds::{forks_or_exits, may_be_internal_call, puts_child_in_parent_memory};
 use crate::calls::result::{call_result, rejected};
-use crate::process::thread::{CurrentCall, Thread};
+use crate::process::thread::Thread;
 use crate::shim::Shim;
-use std::collections::VecDeque;
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, Message};
-use tern_syscall::{Call, Outcome};
+use tern_syscall::Outcome;
 use tern_tracee::registers::restart;
-
-/// The calls of a request that are still to be made, and the results of those that were.
-#[derive(Debug, Default)]
-pub(crate) struct Compound {
-    /// Calls still to be made. The guest's own call is last, if it is to be made at all.
-    pub(crate) remaining: VecDeque<Call>,
-    /// Only the prelude is made here. The guest asks for its own call again when that is done.
-    pub(crate) prelude_only: bool,
-    /// The results of the prelude's calls so far.
-    pub(crate) results: Vec<i64>,
-}
-
-impl Compound {
-    /// Splits the calls of a request, in order, into the first one and the rest.
-    pub(crate) fn begin(before: Vec<Call>, call: Call) -> (Call, Self) {
-        let mut remaining = VecDeque::from(before);
-        let Some(first) = remaining.pop_front() else { return (call, Self::default()) };
-        remaining.push_back(call);
-        (first, Self { remaining, ..Self::default() })
-    }
-
-    /// Whether the request is incomplete after the call that was made.
-    pub(crate) fn has_more(&self) -> bool {
-        self.prelude_only || !self.remaining.is_empty()
-    }
-
-    /// Whether a guest may have this call made in a prelude.
-    fn allowed_in_prelude(call: &Call) -> bool {
-        [libc::SYS_pwrite64, libc::SYS_lseek, libc::SYS_close].contains(&i64::from(call.nr))
-    }
-}
-
-/// Whether this may be an internal call of a guest shim. Such a call is made at once, and its
-/// result is awaited before the process departs.
-pub(crate) fn may_be_internal_call(nr: u32) -> bool {
-    [libc::SYS_pread64, libc::SYS_lseek].contains(&i64::from(nr))
-}
 
 /// Upper bound on the calls of one prelude: more than a guest may have files delegated.
 const MAX_PRELUDE_CALLS: usize = 256;
@@ -70,7 +33,7 @@ impl Shim {
         if prelude_only {
             (compound.prelude_only, _) = (true, compound.remaining.pop_back());
         }
-        self.post_next(tid, CallRequest { call: first, ..request }, compound)
+        self.post_next(tid, CallRequest { call: first, ..request }, compound, Origin::Guest)
     }
 
     /// Has the deputy make the next call of a request. Returns true if it has finished already.
@@ -79,6 +42,7 @@ impl Shim {
         tid: HomePid,
         mut request: CallRequest,
         compound: Compound,
+        origin: Origin,
     ) -> std::result::Result<bool, i32> {
         let process = self.process_of_thread(tid).ok_or(libc::ESRCH)?;
         let child_in_parent_memory = puts_child_in_parent_memory(&request.call);
@@ -95,7 +59,8 @@ impl Shim {
         }
         let process = self.process_of_thread(tid).ok_or(libc::ESRCH)?;
         let transfers = Compound::allowed_in_prelude(&request.call) || may_be_internal_call(request.call.nr);
-        let current = CurrentCall::new(request, layout, child_in_parent_memory, compound);
+        let current =
+            CurrentCall { origin, child_in_parent_memory, compound, ..CurrentCall::new(request, layout) };
         if process.job_stopped && transfers {
             return self.perform_while_stopped(tid, current);
         }
@@ -149,7 +114,7 @@ impl Shim {
         let compound = std::mem::take(&mut current.compound);
         let (results, last) = (compound.results.clone(), compound.remaining.is_empty());
         let request = CallRequest { call: next, ..current.request };
-        match self.post_next(tid, request, compound) {
+        match self.post_next(tid, request, compound, Origin::Guest) {
             Ok(true) => return true,
             Ok(false) => {
                 // The guest's own call may block for ever.

@@ -1,8 +1,9 @@
 //! The home half of execve: the deputy executes the program natively, the guest is dropped, and the
 //! new image, being nearly empty, is sent to where the old one was.
 
+use crate::process::own_mappings::OwnMappings;
+use crate::process::state::{MigrationTask, State};
 use crate::process::thread::Thread;
-use crate::process::{MigrationTask, State};
 use crate::shim::Shim;
 use tern_control::executed;
 use tern_ids::HomePid;
@@ -46,14 +47,10 @@ impl Shim {
         // All state of the old image is gone.
         (process.reserve, process.in_parent_memory) = (None, false);
         process.threads = [(pid, Thread::new_resident(pid)?)].into();
-        process.thread_usage.clear();
+        process.usage.forget_threads();
         process.timers.handle_exec();
-        process.cpu_thresholds.clear();
-        process.to_refire.clear();
-        process.unfired.clear();
         process.exec_count += 1;
-        (process.area_count, process.free_areas, process.orphaned_mappings) = (0, Vec::new(), Vec::new());
-        process.placeholders.clear();
+        process.own_mappings = OwnMappings::default();
         process.state = State::Resident;
         process.memory = Memory::open(pid.0)?;
         process.command = procfs::command_line(pid.0);
@@ -64,7 +61,7 @@ impl Shim {
             // Handlers are reset by exec; ignored signals stay ignored.
             action[0] = u64::from(action[0] == tern_image::process::SIG_IGN);
         }
-        let timed = !process.timers.all.is_empty();
+        let timed = !process.timers.is_empty();
         let peer = outgoing.or(onward).unwrap_or(process.peer);
         if was_away {
             process.epoch = process.epoch.next();
@@ -113,7 +110,7 @@ impl Shim {
             let from = self.start.node;
             process.task.get_or_insert_with(|| MigrationTask::new(None, from));
             if self.peers.link(peer).is_none() {
-                process.reason = "its node was out of reach when it executed a program".into();
+                process.home_record.set_reason("its node was out of reach when it executed a program");
                 self.abort_task(pid, "its node is out of reach");
                 self.detach(pid);
                 return Ok(());

@@ -1,10 +1,11 @@
 //! The home half of a fork: a child of the parent that becomes a deputy itself, or a new thread.
 
-use crate::calls::perform::creates_thread;
+use crate::calls::kinds::creates_thread;
+use crate::process::Process;
 use crate::process::blob;
 use crate::process::mailbox::{Mailbox, MailboxArea};
+use crate::process::state::State;
 use crate::process::thread::Thread;
-use crate::process::{Process, State};
 use crate::shim::Shim;
 use crate::waker::Waker;
 use tern_ids::HomePid;
@@ -38,8 +39,7 @@ impl Shim {
                 }
                 if let Some(child) = child {
                     let child = Process { in_parent_memory, ..child };
-                    // An earlier child with this pid was waited for while its parent was at home.
-                    parent.ended_children.remove(&child.own_pid);
+                    parent.usage.child_created(child.own_pid);
                     self.processes.insert(new, child);
                 }
             }
@@ -56,7 +56,7 @@ impl Shim {
     pub(crate) fn finish_fork(&mut self, tid: HomePid) {
         let thread = self.process_of_thread(tid).filter(|process| matches!(process.state, State::Away));
         let current = thread.and_then(|process| process.threads.get_mut(&tid)?.current.take());
-        let Some((child, number)) = current.and_then(|c| Some((c.child?, c.request.number))) else { return };
+        let Some((child, number)) = current.and_then(|c| Some((c.child?, c.guest_number()?))) else { return };
         // Not for a thread, which has exited with its process.
         let Some(ret) = self.processes.get(&child).map(|process| i64::from(process.own_pid)) else { return };
         let outcome = Outcome { ret, outs: Vec::new() };
@@ -89,7 +89,7 @@ impl Process {
     }
 
     fn new_thread(&mut self, tid: HomePid, stopped: Stopped, waker: Waker) -> Result<()> {
-        let area = self.next_area();
+        let area = self.own_mappings.next_area();
         let mailbox = self.set_up_blob(stopped, |_reserve| area, waker)?;
         self.threads.insert(tid, Thread { mailbox: Some(mailbox), ..Thread::new_resident(tid)? });
         Ok(())
@@ -116,8 +116,8 @@ impl Process {
             machine: self.machine.clone(),
             threads: [(pid, thread)].into(),
             actions: self.actions.clone(),
-            cpu_limits: self.cpu_limits,
-            placeholders: self.placeholders.clone(),
+            timers: self.timers.for_child(),
+            own_mappings: self.own_mappings.for_child(),
             ..Process::new_resident(pid, cache)?
         })
     }

@@ -2,22 +2,20 @@
 //! not sent to the guest. A call of the guest that arrives meanwhile waits until the internal call
 //! has ended.
 
-use crate::calls::compound::Compound;
-use crate::process::thread::{CurrentCall, Thread};
+use crate::calls::current::{CurrentCall, Origin};
+use crate::process::thread::Thread;
 use crate::shim::Shim;
 use crate::signals::order::will_take_signal;
 use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::CallRequest;
-use tern_syscall::{Arg, Call};
+use tern_syscall::{Arg, Call, Outcome};
+use tern_tracee::registers::restart;
 
-/// The call number of internal calls, which the program did not make.
-pub(crate) const INTERNAL_CALL_NUMBER: u64 = u64::MAX;
-
-/// The request for an internal call. Its result is not sent to the guest.
+/// The request for an internal call. Its epoch and number are not used.
 pub(crate) fn internal_call(call: tern_syscall::Call) -> CallRequest {
     CallRequest {
         epoch: Epoch(0),
-        number: INTERNAL_CALL_NUMBER,
+        number: 0,
         signals: 0,
         restart_code: None,
         prelude: Vec::new(),
@@ -25,15 +23,6 @@ pub(crate) fn internal_call(call: tern_syscall::Call) -> CallRequest {
         call,
         procfs_view: None,
     }
-}
-
-/// The signal mask that an internal call is to set, if it is to set one.
-pub(crate) fn mask_of(request: &CallRequest) -> Option<u64> {
-    if i64::from(request.call.nr) != libc::SYS_rt_sigprocmask {
-        return None;
-    }
-    let Arg::Bytes(mask) = &request.call.args[1] else { return None };
-    Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
 }
 
 impl Shim {
@@ -51,11 +40,35 @@ impl Shim {
             return false;
         }
         let nothing = [const { Arg::Value(0) }; 6];
-        let posted = thread.post_internal(Call { nr: libc::SYS_getppid as u32, args: nothing });
+        let posted =
+            thread.post_internal(Call { nr: libc::SYS_getppid as u32, args: nothing }, Origin::TakeSignals);
         if posted {
             thread.queued_call = Some(request.clone());
         }
         posted
+    }
+
+    /// An internal call has finished. A call of the guest that waits for that is made now.
+    pub(crate) fn internal_call_finished(&mut self, tid: HomePid, origin: Origin, outcome: &Outcome) {
+        let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
+        else {
+            return;
+        };
+        // A call that a signal has interrupted was not made: its mask is set next, unless a newer
+        // one replaces it.
+        if let Origin::SetMask(mask) = origin
+            && restart::is(outcome.ret)
+        {
+            thread.pending_mask = thread.pending_mask.or(Some(mask));
+        }
+        thread.apply_pending_mask();
+        if let Origin::Prefetch(prefetch) = origin {
+            self.finish_prefetch(tid, *prefetch, outcome);
+        }
+        let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
+        if let Some(next) = thread.and_then(|thread| thread.queued_call.take()) {
+            self.handle_call(tid, next);
+        }
     }
 }
 
@@ -77,12 +90,12 @@ impl Thread {
         let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
-        self.post_internal(Call { nr: libc::SYS_rt_sigprocmask as u32, args });
+        self.post_internal(Call { nr: libc::SYS_rt_sigprocmask as u32, args }, Origin::SetMask(mask));
     }
 
     /// Has an idle deputy make an internal call, which is not waited for. Returns false if the
     /// deputy is busy or cannot be reached.
-    fn post_internal(&mut self, call: Call) -> bool {
+    fn post_internal(&mut self, call: Call, origin: Origin) -> bool {
         let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return false };
         let request = internal_call(call.clone());
         let Ok(layout) = call.lay_out() else { return false };
@@ -90,7 +103,7 @@ impl Thread {
             return false;
         }
         mailbox.wake_when_done();
-        self.current = Some(CurrentCall::new(request, layout, false, Compound::default()));
+        self.current = Some(CurrentCall { origin, ..CurrentCall::new(request, layout) });
         true
     }
 }

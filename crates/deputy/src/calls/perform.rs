@@ -4,13 +4,13 @@
 //! every signal sent to it. Otherwise the reply makes the guest take the signal first and repeat
 //! the call, as with a signal that arrives just before a call natively.
 
-use crate::calls::compound::may_be_internal_call;
-use crate::calls::internal::{INTERNAL_CALL_NUMBER, mask_of};
+use crate::calls::kinds::{creates_thread, is_split_call, may_be_internal_call};
 use crate::calls::prefetch;
 use crate::calls::result::{call_result, rejected};
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
 use crate::shim::Shim;
-use crate::time::expiry::ClockScope;
+use crate::time::cpu_timers::ClockScope;
 use crate::time::timers::is_timer_call;
 use tern_ids::HomePid;
 use tern_image::Reserve;
@@ -30,7 +30,9 @@ impl Shim {
     /// Handles a call from the guest of a thread.
     pub(crate) fn handle_call(&mut self, tid: HomePid, request: CallRequest) {
         let Some(process) = self.process_of_thread(tid) else { return };
-        process.clear_stale_reason();
+        if process.is_away() {
+            process.home_record.clear_stale_reason();
+        }
         let (pid, epoch, away, number) = (process.pid, process.epoch, process.is_away(), request.number);
         let Some(thread) = process.threads.get_mut(&tid) else { return };
         tracing::trace!(%tid, request.number, nr = request.call.nr, ?request.epoch, ?epoch, last = ?thread.last_result.as_ref().map(|l| l.number), current = ?thread.current.as_ref().map(|c| c.request.number), "a call");
@@ -38,7 +40,7 @@ impl Shim {
             return;
         }
         thread.acknowledge_signals(request.signals);
-        if thread.current.as_ref().is_some_and(|c| c.request.number == INTERNAL_CALL_NUMBER) {
+        if thread.current.as_ref().is_some_and(|c| c.guest_number().is_none()) {
             // The deputy is making an internal call; this one is made when that has finished.
             thread.queued_call = Some(request);
             return;
@@ -49,7 +51,7 @@ impl Shim {
             self.send(tid, &again);
             return;
         }
-        if let Some(current) = thread.current.as_ref().filter(|c| c.request.number == request.number) {
+        if let Some(current) = thread.current.as_ref().filter(|c| c.guest_number() == Some(request.number)) {
             let (compound, number) = (&current.compound, request.number);
             if !compound.has_more() && !compound.results.is_empty() {
                 // The message may have been lost with the link.
@@ -144,22 +146,8 @@ impl Shim {
         }
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current.layout, current.partial);
-        if current.request.number == INTERNAL_CALL_NUMBER {
-            let prefetch = thread.prefetch.take();
-            // A call that a signal has interrupted was not made: its mask is set next, unless a
-            // newer one replaces it.
-            if restart::is(outcome.ret) {
-                thread.pending_mask = thread.pending_mask.or(mask_of(&current.request));
-            }
-            thread.apply_pending_mask();
-            if let Some(prefetch) = prefetch {
-                self.finish_prefetch(tid, *prefetch, &outcome);
-            }
-            let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
-            if let Some(next) = thread.and_then(|thread| thread.queued_call.take()) {
-                self.handle_call(tid, next);
-            }
-            return;
+        if current.guest_number().is_none() {
+            return self.internal_call_finished(tid, current.origin, &outcome);
         }
         let mut result = call_result(&current, outcome);
         self.add_file_notices(pid, &current, &mut result);
@@ -241,11 +229,12 @@ impl Shim {
         if let Some(mailbox) = &mut thread.mailbox
             && let Some(current) = thread.current.take_if(|_| mailbox.is_done())
         {
-            let mut result = call_result(&current, mailbox.collect(&current.layout, current.partial));
+            let outcome = mailbox.collect(&current.layout, current.partial);
             // The last result of the program's own calls may not have been delivered: keep it.
-            if result.number == INTERNAL_CALL_NUMBER {
+            if current.guest_number().is_none() {
                 return;
             }
+            let mut result = call_result(&current, outcome);
             self.invalidate_if_resolution_changes(pid, &current.request.call);
             self.add_children_usage(pid, &current.request.call, &mut result.outcome);
             if let Some(process) = self.processes.get_mut(&pid)
@@ -271,12 +260,6 @@ impl Shim {
 }
 
 impl Process {
-    fn clear_stale_reason(&mut self) {
-        if self.is_away() && !self.reason.is_empty() && self.forced_returns.is_empty() {
-            self.reason.clear();
-        }
-    }
-
     /// Enlarges the mailbox of a stopped deputy for a large call, and resumes the deputy.
     pub(crate) fn grow_mailbox(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
         let tid = HomePid(stopped.pid());
@@ -345,7 +328,7 @@ impl Process {
             }
             // Any address will do: the mapping only keeps the file for the return.
             libc::SYS_mmap => {
-                let all = self.placeholders.iter().copied().chain(self.pending_placeholders());
+                let all = self.own_mappings.placeholders().iter().copied().chain(self.pending_placeholders());
                 let mebibytes: u64 = all.map(|(start, end)| ((end - start) >> 20) + 1).sum();
                 call.args[0] = Arg::Value(PLACEHOLDERS_START + ((mebibytes % (1 << 20)) << 20));
                 if let Arg::Value(flags) = &mut call.args[3] {
@@ -383,7 +366,11 @@ impl Process {
         };
         let is_kept = maps.iter().any(|m| {
             (m.device, m.inode) == (mapping.device, mapping.inode)
-                && self.placeholders.iter().any(|(start, end)| m.start < *end && *start < m.end)
+                && self
+                    .own_mappings
+                    .placeholders()
+                    .iter()
+                    .any(|(start, end)| m.start < *end && *start < m.end)
         });
         // New shared anonymous memory: only this process has it yet, and shares it with its
         // children.
@@ -405,36 +392,7 @@ impl Process {
         if is_kept || mapped == Some(Mapped::Zero) {
             return (mapped, Some((at, length)));
         }
-        self.placeholders.push((at, at + length.next_multiple_of(PAGE)));
+        self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
         (mapped, None)
     }
-}
-
-/// Whether this clone is to create a thread.
-pub(crate) fn creates_thread(call: &tern_syscall::Call) -> bool {
-    let wanted = libc::CLONE_THREAD as u64;
-    i64::from(call.nr) == libc::SYS_clone && matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0)
-}
-
-/// Whether this call is to create a child that runs in its parent's memory.
-pub(crate) fn puts_child_in_parent_memory(call: &tern_syscall::Call) -> bool {
-    let wanted = libc::CLONE_VM as u64;
-    match i64::from(call.nr) {
-        libc::SYS_vfork => true,
-        libc::SYS_clone => matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0),
-        _ => false,
-    }
-}
-
-/// Whether a call has a part at home and a part at the guest.
-fn is_split_call(nr: u32) -> bool {
-    let two = [libc::SYS_mmap, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn];
-    let forks = [libc::SYS_clone3, libc::SYS_vfork];
-    two.contains(&i64::from(nr)) || forks.contains(&i64::from(nr)) || forks_or_exits(nr)
-}
-
-pub(crate) fn forks_or_exits(nr: u32) -> bool {
-    let nr = i64::from(nr);
-    let ends = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group];
-    [libc::SYS_fork, libc::SYS_clone].contains(&nr) || ends.contains(&nr)
 }

@@ -5,63 +5,24 @@
 //! internal call, with which the deputy reads the bytes. If the process comes home meanwhile, or
 //! the link breaks, the recorded result is used, without the bytes.
 
-use crate::calls::compound::Compound;
+use crate::calls::current::{Compound, CurrentCall, Origin, Prefetch};
 use crate::calls::internal::internal_call;
 use crate::process::Process;
-use crate::process::thread::CurrentCall;
 use crate::shim::Shim;
-use rustix::fs::{AtFlags, StatxFlags, statx};
-use std::os::fd::OwnedFd;
 use std::time::SystemTime;
-use tern_ids::{Epoch, HomePid};
+use tern_ids::HomePid;
 use tern_migrate::message::{CallResult, FileNotice, Message};
-use tern_migrate::prefetch::{FileAttributes, MAX_PREFETCH, PrefetchedContent};
+use tern_migrate::prefetch::{MAX_PREFETCH, PrefetchedContent};
 use tern_syscall::{Arg, Call, Outcome};
 
 /// Bytes prefetched from a file that is longer than the guest wants: it is seldom read to its end.
 const LONG_FILE_PREFETCH: u64 = 16 << 10;
-
-/// A file whose first bytes the deputy is reading.
-#[derive(Debug)]
-pub(crate) struct Prefetch {
-    fd: i32,
-    /// Number of bytes requested.
-    length: u64,
-    /// The result to send then, if the epoch is still current.
-    result: CallResult,
-    epoch: Epoch,
-}
 
 /// The call that reads the first bytes.
 fn read_call(fd: i32, length: u64) -> Call {
     let [zero, fd, length] = [0, u64::from(fd.cast_unsigned()), length].map(Arg::Value);
     let args = [fd, Arg::Output, length, zero.clone(), zero.clone(), zero];
     Call { nr: libc::SYS_pread64 as u32, args }
-}
-
-/// The kernel's status of a file.
-pub(crate) fn file_attributes(file: &OwnedFd) -> Option<FileAttributes> {
-    let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    let status = statx(file, "", AtFlags::EMPTY_PATH, mask).ok()?;
-    let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
-    Some(FileAttributes {
-        // Fields added by newer kernels are ignored.
-        mask: status.stx_mask & (mask | StatxFlags::MNT_ID).bits(),
-        blksize: status.stx_blksize,
-        attributes: status.stx_attributes.bits(),
-        nlink: status.stx_nlink,
-        uid: status.stx_uid,
-        gid: status.stx_gid,
-        mode: status.stx_mode,
-        ino: status.stx_ino,
-        size: status.stx_size,
-        blocks: status.stx_blocks,
-        attributes_mask: status.stx_attributes_mask.bits(),
-        times: [status.stx_atime, status.stx_btime, status.stx_ctime, status.stx_mtime].map(time),
-        rdev: (status.stx_rdev_major, status.stx_rdev_minor),
-        dev: (status.stx_dev_major, status.stx_dev_minor),
-        mnt_id: status.stx_mnt_id,
-    })
 }
 
 impl Shim {
@@ -90,21 +51,14 @@ impl Shim {
         };
         let epoch = process.epoch;
         // The deputy may be busy with an internal call that sets a signal mask.
-        let idle = process.threads.get_mut(&tid).filter(|thread| thread.current.is_none());
-        let Some(thread) = idle else { return false };
-        thread.prefetch = Some(Box::new(Prefetch { fd, length, result: result.clone(), epoch }));
-        let posted = self.post_next(tid, internal_call(read_call(fd, length)), Compound::default());
-        match posted {
+        if process.threads.get(&tid).is_none_or(|thread| thread.current.is_some()) {
+            return false;
+        }
+        let origin = Origin::Prefetch(Box::new(Prefetch { fd, length, result: result.clone(), epoch }));
+        match self.post_next(tid, internal_call(read_call(fd, length)), Compound::default(), origin) {
             Ok(true) => self.call_finished(tid),
             Ok(false) => {}
-            Err(_) => {
-                if let Some(thread) =
-                    self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
-                {
-                    thread.prefetch = None;
-                }
-                return false;
-            }
+            Err(_) => return false,
         }
         true
     }

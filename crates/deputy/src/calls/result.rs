@@ -1,6 +1,6 @@
 //! Results of calls.
 
-use crate::process::thread::CurrentCall;
+use crate::calls::current::CurrentCall;
 use tern_migrate::message::CallResult;
 use tern_syscall::Outcome;
 

@@ -1,7 +1,7 @@
 //! Messages from guest shims.
 
 use crate::links::peers::PeerId;
-use crate::process::State;
+use crate::process::state::State;
 use crate::shim::Shim;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
@@ -124,12 +124,11 @@ impl Shim {
             Message::RequestContent(hash) if holds => self.send_content(tag, from, hash),
             Message::Reattach(epoch, signals) => self.handle_reattach(pid, tag, from, epoch, signals),
             Message::Usage(used, demand) if holds => {
-                (process.usage_away, process.demand) = (used, demand);
-                self.usage_reported(pid, None);
+                process.demand = demand;
+                self.usage_reported(pid, None, used);
             }
             Message::ThreadUsage(used) if holds && process.threads.contains_key(&tag) => {
-                process.thread_usage.insert(tag, used);
-                self.usage_reported(pid, Some(tag));
+                self.usage_reported(pid, Some(tag), used);
             }
             Message::SignalAck(signals) if holds => {
                 if let Ok(thread) = process.thread(tag) {
@@ -177,7 +176,7 @@ impl Shim {
         if matches!(process.state, State::Away)
             && crate::signals::coredump::is_repeatable_fault(signal)
             && crate::signals::coredump::is_permitted(pid.0)
-            && !std::mem::replace(&mut process.fetched_for_core, true)
+            && process.home_record.may_fetch_for_core()
         {
             return self.fetch_home(
                 pid,

@@ -2,7 +2,8 @@
 
 use crate::links::peers::PeerId;
 use crate::links::ternd;
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
 use crate::shim::{ReconnectResult, Shim, ShimEvent};
 use std::collections::BTreeSet;
 use std::sync::Arc;

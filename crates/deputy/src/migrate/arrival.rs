@@ -10,7 +10,8 @@
 //! if that lasts, the journey is postponed before its point of no return: the guest is resumed where
 //! it is, and departs again when the deputy's call has finished.
 
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use crate::stops::quiesce::{Quiesced, is_uninterruptible};
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Shim {
             let done = self.take_part(pid, &part);
             let is_blocked = matches!(done, Ok(None));
             let Some(process) = self.processes.get_mut(&pid) else { return };
-            process.note_blocked(is_blocked);
+            process.waits.set_blocked(is_blocked);
             if is_blocked && let State::Returning(returning) = &mut process.state {
                 return returning.waiting.push_front(part);
             }
@@ -125,7 +126,7 @@ impl Shim {
         let file = returning.layout.files.get(file as usize);
         // Only an object that it shares: its node could name any object of another process here.
         let own = file.filter(|file| process.files.objects.contains(&(file.device, file.inode)));
-        let taken = own.map(|file| take(&self.objects, file));
+        let taken = own.map(|file| take(self.shared_memory.objects(), file));
         let inconsistent = |what: String| Error::Inconsistent { what, pid: pid.0 };
         match taken {
             Some(taken) => taken.map_err(|error| inconsistent(format!("shared memory: {error}"))),
@@ -144,7 +145,7 @@ impl Shim {
         for pid in &group {
             let quiesced = self.quiesce_deputy(*pid);
             if let Some(process) = self.processes.get_mut(pid) {
-                process.note_blocked(matches!(quiesced, Ok(Quiesced::Blocked)));
+                process.waits.set_blocked(matches!(quiesced, Ok(Quiesced::Blocked)));
             }
             match quiesced {
                 Ok(Quiesced::Stopped | Quiesced::Gone) => {}
@@ -158,12 +159,12 @@ impl Shim {
 
     /// Continues the journeys home for which a deputy thread has to stop.
     pub(crate) fn continue_returns(&mut self) {
-        let is_blocked = |process: &&Process| process.blocked_since.is_some();
+        let is_blocked = |process: &&Process| process.waits.blocked_for().is_some();
         let blocked: Vec<HomePid> = self.processes.values().filter(is_blocked).map(|p| p.pid).collect();
         for pid in blocked {
             let Some(process) = self.processes.get(&pid) else { continue };
             let State::Returning(returning) = &process.state else { continue };
-            let too_long = process.blocked_since.is_some_and(|since| since.elapsed() > MAX_BLOCKED);
+            let too_long = process.waits.blocked_for().is_some_and(|time| time > MAX_BLOCKED);
             if too_long || returning.waiting.len() > MAX_WAITING_PARTS {
                 self.postpone_return(pid);
             } else if returning.arrived.is_some() {
@@ -221,7 +222,7 @@ impl Shim {
         let State::Returning(returning) = &mut process.state else { return };
         returning.waiting.clear();
         returning.arrived = None;
-        process.blocked_since = None;
+        process.waits.unblocked();
         if let Err(error) = process.withdraw_stops() {
             self.handle_error(pid, &error);
         }
@@ -236,7 +237,7 @@ impl Shim {
         if task.is_some_and(|task| task.caller.is_some() && task.started_at.elapsed() > RETRY_TIMEOUT) {
             return self.departure_failed(pid, CALL_LASTS);
         }
-        process.retry_at = Some(Instant::now() + BLOCKED_INTERVAL);
+        process.waits.retry_after(BLOCKED_INTERVAL);
     }
 
     fn finish_return(&mut self, pid: HomePid) {
@@ -259,9 +260,8 @@ impl Shim {
         process.epoch = process.epoch.next();
         process.in_parent_memory = false;
         process.left_behind = None;
-        process.usage_away = sync.used;
-        process.thread_usage =
-            image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used)).collect();
+        let threads = image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used));
+        process.usage.all_reported(sync.used, threads.collect());
         let peer = process.peer;
         let home = self.restore_process(pid, image, sync);
         self.send_to_peer(peer, pid, &Message::Drop);

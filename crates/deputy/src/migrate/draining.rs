@@ -12,25 +12,16 @@
 
 use super::restore::RestoredThread;
 use crate::migrate::syscall_restart::{deliver_piece, deliver_result};
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
+use crate::process::thread::Draining;
 use crate::shim::Shim;
 use tern_ids::HomePid;
-use tern_image::ThreadImage;
 use tern_image::process::{SIG_DFL, SIG_IGN};
-use tern_migrate::Partial;
-use tern_migrate::message::{CallRequest, ThreadSync};
-use tern_tracee::registers::{Registers, restart};
-use tern_tracee::siginfo::Siginfo;
+use tern_migrate::message::CallRequest;
+use tern_tracee::registers::Registers;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Error, Memory, Result, procfs};
-
-/// The state of a draining thread: it is home except for its last call.
-#[derive(Debug)]
-pub(crate) struct Draining {
-    pub(super) image: ThreadImage,
-    pub(super) pending_signals: Vec<Siginfo>,
-    pub(super) partial: Option<Partial>,
-}
 
 /// The outcome for a draining thread.
 #[derive(Default)]
@@ -42,22 +33,6 @@ enum DrainOutcome {
     /// It is gone.
     #[default]
     Gone,
-}
-
-impl Draining {
-    /// The state of its call and signals, for the node to which its process moves. `current` is the
-    /// number of the call.
-    pub(super) fn sync(&self, current: Option<u64>) -> ThreadSync {
-        let code = self.image.registers.rax.cast_signed();
-        ThreadSync {
-            call: current.unwrap_or_default(),
-            call_pending: current.is_some(),
-            restart_code: Some(code).filter(|code| restart::is(*code) && *code != restart::NOINTR),
-            pending_signals: self.pending_signals.iter().map(|info| info.to_vec()).collect(),
-            partial: self.partial,
-            ..ThreadSync::default()
-        }
-    }
 }
 
 impl Process {

@@ -14,23 +14,15 @@
 //!  draining ── call ends ───┘
 //! ```
 
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::{Frozen, State};
+use crate::process::waits::WhenStopped;
 use crate::shim::{RETRY_TIMEOUT, Shim};
-use crate::stops::resident::WhenStopped;
 use std::time::Instant;
 use tern_control::control_socket::PendingRequest;
 use tern_control::shim::ShimReply;
 use tern_control::{Destination, Refusal, RefusalKind};
 use tern_ids::HomePid;
-
-/// The progress of a freeze.
-#[derive(Debug)]
-pub(crate) enum Frozen {
-    /// It is to be frozen as soon as it is home with no call pending.
-    Requested,
-    /// It is frozen. On continue, this thread is detached with this signal.
-    Stopped(HomePid, i32),
-}
 
 impl Shim {
     /// Freezes a process that runs at home and has no call pending.

@@ -3,7 +3,7 @@
 //! A write by one of them could not be read by the others from another node. So when one is to
 //! leave, all processes that map the same memory are found, and all that share other memory with
 //! those. The group consists of the processes with the same migration id
-//! ([`crate::process::MigrationTask`]):
+//! ([`crate::process::state::MigrationTask`]):
 //!
 //! ```text
 //!  each sends its own memory while it runs ─▶ all are ready ─▶ all are stopped
@@ -19,10 +19,12 @@
 //! writes it through a descriptor, that brings the group home.
 
 use crate::links::peers::PeerId;
-use crate::process::{MigrationTask, Process, State};
+use crate::process::Process;
+use crate::process::state::{MigrationTask, State};
+use crate::process::waits::WhenStopped;
 use crate::shim::Shim;
-use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
-use crate::stops::resident::WhenStopped;
+use crate::shm::openers::is_shim;
+use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, shared_maps, shared_refusal};
 use std::collections::{BTreeSet, HashSet};
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId};
@@ -62,10 +64,6 @@ impl From<(Refusal, bool)> for GroupRefusal {
     }
 }
 
-pub(crate) fn shared_refusal(why: String, is_transient: bool) -> (Refusal, bool) {
-    (Refusal::new(RefusalKind::CannotMove, Unmovable::SharedWith(why).to_string()), is_transient)
-}
-
 /// The refusal for a process that was not found, and whether that is transient: the thread through
 /// which it was examined may have exited, as when another one executes a program.
 pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
@@ -74,10 +72,7 @@ pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
 
 /// Whether a process runs at home and is neither moved nor frozen.
 fn is_idle(process: &Process) -> bool {
-    process.is_at_home()
-        && process.task.is_none()
-        && process.frozen.is_none()
-        && process.when_stopped.is_none()
+    process.is_at_home() && process.task.is_none() && process.frozen.is_none() && !process.waits.is_for_stop()
 }
 
 impl Shim {
@@ -269,13 +264,10 @@ impl Shim {
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
             // Opened since the first scan: by a process that was in open(2) then, too.
-            if let Some(watch) = &mut self.open_watch {
-                let opened = watch.opened().iter().filter_map(|id| self.inodes.get(id));
-                self.unchecked_inodes.extend(opened);
-            }
+            self.shared_memory.uncheck_opened();
             self.open_objects(&sharers)?;
             // The processes are stopped, so their mappings exist.
-            if sharers.objects.iter().any(|id| self.objects.get(*id).is_none()) {
+            if sharers.objects.iter().any(|id| !self.shared_memory.contains(*id)) {
                 return Err(shared_refusal("the memory that it shares is not found".into(), false).into());
             }
             self.complete_group = Some(migration);

@@ -9,52 +9,30 @@
 //! anything yet (everything it does goes through home) the move can be revoked with a new epoch.
 
 use crate::links::peers::PeerId;
+use crate::process::Process;
 use crate::process::blob;
 use crate::process::mailbox::{Mailbox, MailboxArea};
 use crate::process::space::HomeSpace;
-use crate::process::{Process, State};
+use crate::process::state::{Outgoing, State};
 use crate::waker::Waker;
 use std::collections::HashSet;
 use tern_ids::{HomePid, NodeId, ShimId};
-use tern_image::object::ObjectId;
 use tern_image::pages::PageFinder;
 use tern_image::process::{Action, SIG_IGN, Unmovable, check_registers, is_ignored_by_default};
 use tern_image::{ProcessImage, Reserve, ThreadImage};
-use tern_migrate::message::{Offer, ProcessSync};
-use tern_migrate::source::{MemorySender, ProcessSender};
+use tern_migrate::message::Offer;
+use tern_migrate::source::MemorySender;
 use tern_migrate::target;
 use tern_tracee::batch::BatchArea;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
-use tern_tracee::siginfo::{Siginfo, signal_of};
+use tern_tracee::siginfo::signal_of;
 use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Stop, Stopped};
 use tern_tracee::write_tracker::WriteTracker;
 use tern_tracee::{Error, Memory, Result};
 
 /// Smaller processes (KiB) are not tracked while they run, but stopped and copied at once.
 const MIN_TRACKED_KIB: u64 = 8 << 10;
-
-/// A process that is leaving home.
-#[derive(Debug)]
-pub(crate) struct Outgoing {
-    /// The peer that will hold it.
-    pub(crate) peer: PeerId,
-    pub(crate) source: Option<MemorySender>,
-    pub(crate) sending: Option<ProcessSender>,
-    /// Address range of its vDSO. No thread may be stopped in it, since the destination may have
-    /// another.
-    pub(crate) vdso: std::ops::Range<u64>,
-    /// The captured image, and the state of its calls and signals.
-    pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
-    /// It is ready to be frozen.
-    pub(crate) ready: bool,
-    /// The shared memory whose content is sent with it.
-    pub(crate) carried_objects: HashSet<ObjectId>,
-    /// The memory that it shares, as described when it was stopped.
-    pub(crate) live_objects: HashSet<ObjectId>,
-    /// Everything has arrived at the destination.
-    pub(crate) arrived: bool,
-}
 
 impl Process {
     /// Takes the stop of a stopped thread, which then counts as running until the stop is put back.
@@ -299,9 +277,8 @@ impl Process {
         // Draining threads keep their mailboxes.
         let primary = (!self.uses_primary_area()).then(|| MailboxArea::primary(reserve));
         let mut areas: Vec<MailboxArea> = primary.into_iter().take(home).collect();
-        let reused = self.free_areas.len().min(home - areas.len());
-        areas.extend(self.free_areas.drain(..reused));
-        let others: Vec<MailboxArea> = (areas.len()..home).map(|_| self.next_area()).collect();
+        areas.extend(self.own_mappings.reuse_areas(home - areas.len()));
+        let others: Vec<MailboxArea> = (areas.len()..home).map(|_| self.own_mappings.next_area()).collect();
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         reserve.set_inherited(first, true)?;
         self.reset_handlers(first, &memory, reserve, image)?;
@@ -316,14 +293,6 @@ impl Process {
             injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
         }
         Ok(())
-    }
-
-    /// A free area for the mailbox of another thread.
-    pub(crate) fn next_area(&mut self) -> MailboxArea {
-        self.free_areas.pop().unwrap_or_else(|| {
-            self.area_count += 1;
-            MailboxArea::secondary(self.area_count)
-        })
     }
 
     /// Starts the blob in deputy threads under injection. Draining ones continue their calls, for
@@ -381,7 +350,7 @@ impl Process {
                 injection.set_site(vdso);
                 self.release_reserve(&mut injection, reserve)?;
             } else if let Some(mailbox) = self.thread(thread.tid)?.mailbox.take() {
-                self.drop_mailbox(&mailbox);
+                self.own_mappings.mailbox_dropped(&mailbox);
             }
             self.set_stopped(injection.finish_with(&thread.registers, thread.sigmask)?)?;
         }
@@ -395,15 +364,11 @@ impl Process {
     pub(crate) fn release_reserve(&mut self, injection: &mut Injection, reserve: Reserve) -> Result<()> {
         let mailboxes = self.threads.values_mut().filter_map(|thread| thread.mailbox.take());
         let mut own_ranges: Vec<(u64, u64)> = mailboxes.filter_map(|mailbox| mailbox.large_range()).collect();
-        own_ranges.append(&mut self.orphaned_mappings);
-        if self.area_count > 0 {
-            own_ranges.push(MailboxArea::secondary_range(self.area_count));
-        }
-        own_ranges.append(&mut self.placeholders);
+        own_ranges.append(&mut self.own_mappings.take_ranges());
         for (start, end) in own_ranges {
             injection.must("release a mailbox", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
         }
-        (self.area_count, self.free_areas, self.reserve) = (0, Vec::new(), None);
+        self.reserve = None;
         reserve.release(injection)
     }
 
@@ -465,26 +430,4 @@ fn resume_natively(stopped: Stopped) -> Result<()> {
 pub(crate) fn thread_image(image: &ProcessImage, tid: HomePid) -> Result<&ThreadImage> {
     let thread = image.threads.iter().find(|thread| thread.tid == tid);
     thread.ok_or_else(|| Error::Inconsistent { what: "missing in its process's image".into(), pid: tid.0 })
-}
-
-/// Has a thread under injection queue signals to itself that had been taken from it. A thread may
-/// send itself any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
-/// namespace.
-///
-/// # Errors
-/// If it is gone.
-pub(crate) fn raise_natively(
-    injection: &mut Injection,
-    memory: &Memory,
-    reserve: Reserve,
-    own: (i32, i32),
-    infos: &[Siginfo],
-) -> Result<()> {
-    for info in infos {
-        memory.write(reserve.scratch(), info)?;
-        let signal = signal_of(info) as u64;
-        let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
-        let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
-    }
-    Ok(())
 }

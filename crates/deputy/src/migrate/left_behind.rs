@@ -14,24 +14,15 @@
 //! ```
 //! If the group does not come home, home sends the results that it has kept back.
 
-use crate::calls::internal::INTERNAL_CALL_NUMBER;
 use crate::migrate::arrival::MAX_BLOCKED;
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::{LeftBehind, State};
 use crate::shim::Shim;
 use crate::stops::quiesce::is_uninterruptible;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use tern_ids::{HomePid, MigrationId};
 use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
-
-/// A process whose group comes home, or has come home, without it.
-#[derive(Debug)]
-pub(crate) struct LeftBehind {
-    /// The group's journey, while it lasts.
-    journey: Option<MigrationId>,
-    /// The result for each of its threads that was kept back.
-    results: BTreeMap<HomePid, Message>,
-}
 
 impl Process {
     /// Whether its guest runs nothing before it has the result of a call from home, and one of the
@@ -39,7 +30,7 @@ impl Process {
     fn can_be_left_behind(&self) -> bool {
         let waits = self.live_threads().all(|thread| {
             let current = thread.current.as_ref().filter(|_| !thread.has_finished_call());
-            current.is_some_and(|current| current.request.number != INTERNAL_CALL_NUMBER)
+            current.is_some_and(|current| current.guest_number().is_some())
         });
         waits && self.live_threads().any(|thread| is_uninterruptible(thread.tid))
     }
@@ -51,13 +42,13 @@ impl Process {
         else {
             return false;
         };
-        left_behind.results.insert(tid, message.clone());
+        left_behind.keep_result(tid, message.clone());
         true
     }
 
     /// Whether the shared memory of its guest is old, since its group is home.
     pub(crate) fn is_left_behind(&self) -> bool {
-        self.left_behind.as_ref().is_some_and(|left_behind| left_behind.journey.is_none())
+        self.left_behind.as_ref().is_some_and(LeftBehind::is_group_home)
     }
 }
 
@@ -82,7 +73,7 @@ impl Shim {
         for one in blocked {
             tracing::info!(pid = %one, "its group comes home without it, since its call does not end");
             if let Some(process) = self.processes.get_mut(&one) {
-                process.left_behind = Some(LeftBehind { journey: Some(journey), results: BTreeMap::new() });
+                process.left_behind = Some(LeftBehind::on(journey));
             }
         }
         true
@@ -91,7 +82,7 @@ impl Shim {
     /// The processes that were left behind on this journey.
     fn left_behind_on(&self, journey: MigrationId) -> Vec<HomePid> {
         let is_one = |process: &&Process| {
-            process.left_behind.as_ref().is_some_and(|left_behind| left_behind.journey == Some(journey))
+            process.left_behind.as_ref().is_some_and(|left_behind| left_behind.is_on(journey))
         };
         self.processes.values().filter(is_one).map(|process| process.pid).collect()
     }
@@ -105,7 +96,7 @@ impl Shim {
             let Some(process) = self.processes.get_mut(&one) else { continue };
             process.files.objects.retain(|id| !shared.contains(id));
             if let Some(left_behind) = &mut process.left_behind {
-                left_behind.journey = None;
+                left_behind.group_is_home();
             }
             self.return_left_behind(one);
         }
@@ -115,7 +106,7 @@ impl Shim {
     pub(crate) fn rejoin_left_behind(&mut self, journey: MigrationId) {
         for pid in self.left_behind_on(journey) {
             let left_behind = self.processes.get_mut(&pid).and_then(|process| process.left_behind.take());
-            for (tid, result) in left_behind.into_iter().flat_map(|left_behind| left_behind.results) {
+            for (tid, result) in left_behind.into_iter().flat_map(LeftBehind::into_results) {
                 self.send(tid, &result);
             }
         }

@@ -2,9 +2,9 @@
 
 use crate::links::peers::PeerId;
 use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
-use crate::migrate::hollow::Outgoing;
 use crate::migrate::source::OutgoingSource;
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::{Outgoing, State};
 use crate::shim::Shim;
 use crate::stops::quiesce::Quiesced;
 use tern_ids::HomePid;
@@ -65,7 +65,7 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         // An exec from now on must not begin the move again.
         process.state = State::Resident;
-        process.blocked_since = None;
+        process.waits.unblocked();
         self.release(pid);
     }
 
@@ -84,7 +84,7 @@ impl Shim {
                 return;
             };
             let image = outgoing.image.take();
-            let (ready, objects) = (outgoing.ready, &self.objects);
+            let (ready, objects) = (outgoing.ready, self.shared_memory.objects());
             let (carried_objects, live_objects) =
                 (std::mem::take(&mut outgoing.carried_objects), std::mem::take(&mut outgoing.live_objects));
             let must_stop = false;
@@ -117,10 +117,10 @@ impl Shim {
                     let quiesced = self.quiesce_resident(pid);
                     let Some(process) = self.processes.get_mut(&pid) else { return };
                     match quiesced {
-                        Ok(Quiesced::Stopped) => process.blocked_since = None,
+                        Ok(Quiesced::Stopped) => process.waits.unblocked(),
                         Ok(Quiesced::Gone) => return,
                         // The main loop tries again.
-                        Ok(Quiesced::Blocked) if process.note_blocked(true) < MAX_BLOCKED => return,
+                        Ok(Quiesced::Blocked) if process.waits.set_blocked(true) < MAX_BLOCKED => return,
                         Ok(Quiesced::Blocked) => {
                             if let Err(error) = process.resume_at_home() {
                                 self.handle_error(pid, &error);

@@ -2,9 +2,10 @@
 
 use crate::links::peers::PeerId;
 use crate::migrate::requests::OUT_OF_REACH;
-use crate::process::{MigrationTask, Process, State};
+use crate::process::Process;
+use crate::process::state::{MigrationTask, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tern_ids::HomePid;
 use tern_migrate::message::{Departure, Message};
 
@@ -93,16 +94,17 @@ impl Shim {
         else {
             return;
         };
-        let stays = process.record_forced_return();
+        let stays = process.home_record.record_forced_return();
         // A move that a caller waits for, with a destination being prepared, continues from home.
         if !stays {
             self.requeue_task(pid);
         }
         self.abort_task(pid, why);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        process.reason =
+        let reason =
             if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
-        tracing::info!(%pid, reason = process.reason, "it is fetched home");
+        tracing::info!(%pid, reason, "it is fetched home");
+        process.home_record.set_reason(reason);
         self.return_unasked(pid);
     }
 
@@ -124,7 +126,7 @@ impl Shim {
             && patient
             && matches!(process.state, State::Remigrating(_) | State::Returning(_))
         {
-            process.retry_at = Some(Instant::now() + Duration::from_millis(10));
+            process.waits.retry_after(Duration::from_millis(10));
             return;
         }
         match std::mem::replace(&mut process.state, State::Away) {
@@ -137,17 +139,17 @@ impl Shim {
         }
         self.abort_task(pid, why);
         if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_left_behind()) {
-            process.retry_at = Some(Instant::now() + Duration::from_secs(1));
+            process.waits.retry_after(Duration::from_secs(1));
         }
     }
 
     /// Asks guests that were busy to depart again.
     pub(crate) fn retry_busy_guests(&mut self) {
-        let due = |process: &&mut Process| process.retry_at.is_some_and(|at| at <= Instant::now());
-        let due: Vec<HomePid> = self.processes.values_mut().filter(due).map(|process| process.pid).collect();
+        let due = |process: &&Process| process.waits.is_retry_due();
+        let due: Vec<HomePid> = self.processes.values().filter(due).map(|process| process.pid).collect();
         for pid in due {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
-            process.retry_at = None;
+            process.waits.end_retry();
             match process.state {
                 // With a new offer, so that parts sent under the previous epoch are not mixed in.
                 State::Remigrating(next) => self.begin_remigration(pid, next),

@@ -2,12 +2,12 @@
 
 use crate::links::peer::Peer;
 use crate::links::ternd;
-use crate::migrate::frozen::Frozen;
 use crate::migrate::group::{GroupRefusal, not_found};
+use crate::process::Process;
+use crate::process::state::{Frozen, MigrationTask, State};
 use crate::process::thread::Thread;
-use crate::process::{MigrationTask, Process, State};
+use crate::process::waits::WhenStopped;
 use crate::shim::{RETRY_TIMEOUT, Shim, ShimEvent};
-use crate::stops::resident::WhenStopped;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, PendingRequest};
@@ -84,9 +84,9 @@ impl Shim {
             r#where: Some(self.current_node(process)),
             from: None,
             state: if suspended { "suspended" } else { process.state_name() }.into(),
-            cpu_seconds: at_home + process.usage_away.seconds(),
+            cpu_seconds: at_home + process.usage.of(None).seconds(),
             migrations: process.migrations,
-            reason: process.reason.clone(),
+            reason: process.home_record.reason().to_owned(),
             command: process.command.clone(),
             usage: Usage {
                 memory: if process.is_away() { process.demand.memory } else { 0 },
@@ -115,11 +115,11 @@ impl Shim {
         }
         let before = self.detached.iter().find(|detached| detached.row.pid == pid && detached.is_alive());
         let mut process = Process {
-            forced_returns: before.map(|detached| detached.forced_returns.clone()).unwrap_or_default(),
+            home_record: before.map(|detached| detached.home_record.continued()).unwrap_or_default(),
             ..process
         };
         if let Some(saved_usage) = self.usage_store.take(pid, process.started) {
-            process.restore_usage(saved_usage);
+            process.usage.restore(saved_usage);
         }
         self.processes.insert(pid, process);
         Ok(())
@@ -454,7 +454,7 @@ fn exited_before_others(tid: HomePid) -> Option<bool> {
 
 /// Whether a move of it is in progress.
 fn is_busy(process: &Process) -> bool {
-    process.task.is_some() || process.when_stopped.is_some() || process.left_behind.is_some()
+    process.task.is_some() || process.waits.is_for_stop() || process.left_behind.is_some()
 }
 
 /// Whether these clock samples suffice: the fastest is fast enough, or several are about as fast.

@@ -4,18 +4,19 @@
 //! with content are transferred. Then each thread's last call is resolved
 //! ([`crate::migrate::syscall_restart`]). Threads whose call the deputy must finish are draining.
 
-use crate::migrate::draining::Draining;
-use crate::migrate::hollow::raise_natively;
 use crate::migrate::syscall_restart::CallResolution;
+use crate::process::Process;
 use crate::process::blob;
 use crate::process::space::HomeSpace;
-use crate::process::{Process, State};
+use crate::process::state::State;
+use crate::process::thread::Draining;
 use crate::shim::Shim;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::signals::order::raise_natively;
+use std::collections::HashMap;
 use tern_ids::HomePid;
 use tern_image::layout::Layout;
 use tern_image::{ProcessImage, Reserve, ThreadImage, apply};
-use tern_migrate::message::{CallRequest, ProcessSync, ReceivedMessage};
+use tern_migrate::message::{CallRequest, ProcessSync};
 use tern_migrate::target;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::pagemap::Run;
@@ -24,24 +25,6 @@ use tern_tracee::registers::Registers;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::{FOLLOW_THREADS, Stopped};
 use tern_tracee::{Error, Memory, PAGE, Result};
-
-/// A process that is coming home.
-#[derive(Debug, Default)]
-pub(crate) struct Returning {
-    /// Its guest has announced this departure, so that what arrives belongs to it.
-    pub(crate) has_departed: bool,
-    /// The address space that was last built for it here.
-    pub(crate) layout: Layout,
-    pub(crate) bytes: u64,
-    /// Pages of its arguments and environment that are to be dropped and were not sent again since.
-    /// `ps` reads them, as may a call that is still being made here, so they stay until the end.
-    dropped_pages: BTreeSet<u64>,
-    /// Parts that wait until a thread of the deputy can be stopped.
-    pub(crate) waiting: VecDeque<ReceivedMessage>,
-    /// Its image, while others of its group are still on their way, or a thread of the deputy is to
-    /// stop.
-    pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
-}
 
 /// A thread that is home, under injection, and the state that it continues with.
 pub(super) struct RestoredThread<'a> {
@@ -103,9 +86,8 @@ impl Process {
     /// The address ranges outside of the reserved range that are not part of the program: mailboxes,
     /// mappings for large calls, and mappings that keep files for the return.
     pub(crate) fn own_ranges(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
-        let kept = self.placeholders.iter().chain(&self.orphaned_mappings).copied();
-        let dropped = self.free_areas.iter().map(|area| area.range());
-        self.mailbox_ranges_outside(reserve).chain(kept).chain(dropped).chain(self.pending_placeholders())
+        let others = self.own_mappings.ranges().chain(self.pending_placeholders());
+        self.mailbox_ranges_outside(reserve).chain(others)
     }
 
     /// The address ranges of its mailboxes that are not in the reserved range.
@@ -209,7 +191,7 @@ impl Process {
             // Its mappings stay until the reserved range is released, which draining threads still
             // need.
             if let Some(mailbox) = self.thread(image.tid)?.mailbox.take() {
-                self.drop_mailbox(&mailbox);
+                self.own_mappings.mailbox_dropped(&mailbox);
             }
             let own = (self.own_pid, image.own_tid);
             raise_natively(&mut injection, &memory, reserve, own, &pending_signals)?;

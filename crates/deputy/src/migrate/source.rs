@@ -1,5 +1,6 @@
 //! The migration source for a process at home: what the sending half of a migration asks of it.
 
+use crate::calls::current::CurrentCall;
 use crate::migrate::group::GroupProgress;
 use crate::process::Process;
 use crate::process::space::HomeSpace;
@@ -80,7 +81,7 @@ impl MigrationSource for OutgoingSource<'_> {
     }
 
     fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File> {
-        open_mapped(self.process, file)
+        self.process.open_mapped(file)
     }
 
     fn freeze(&mut self) -> Result<bool> {
@@ -127,11 +128,11 @@ impl MigrationSource for OutgoingSource<'_> {
         let sync = |thread: &ThreadImage| {
             let known = process.threads.get(&thread.tid);
             let signals = known.map_or(0, |known| known.signals_sent);
-            let used = process.thread_usage.get(&thread.tid).copied().unwrap_or_default();
+            let used = process.usage.of(Some(thread.tid));
             if let Some(known) = known
                 && let Some(draining) = &known.draining
             {
-                let current = known.current.as_ref().map(|current| current.request.number);
+                let current = known.current.as_ref().and_then(CurrentCall::guest_number);
                 return ThreadSync { signals, used, ..draining.sync(current) };
             }
             let registers = &thread.registers;
@@ -147,7 +148,7 @@ impl MigrationSource for OutgoingSource<'_> {
             }
         };
         let threads = image.threads.iter().map(sync).collect();
-        let sync = ProcessSync { threads, used: process.usage_away, ..ProcessSync::default() };
+        let sync = ProcessSync { threads, used: process.usage.of(None), ..ProcessSync::default() };
         self.image = Some(Box::new((image.clone(), sync.clone())));
         Ok((image, sync))
     }
@@ -186,9 +187,9 @@ impl Process {
         let mut space = HomeSpace::new(injections.first_mut().ok_or_else(gone)?, memory, reserve, &[]);
         ProcessImage::capture(&mut space, memory, reserve, layout, threads)
     }
-}
 
-/// Opens the content of a file that a process maps.
-pub(crate) fn open_mapped(process: &Process, file: &FileRef) -> std::io::Result<File> {
-    process.files.content(file, || procfs::maps(process.memory.pid()).map_err(std::io::Error::other))
+    /// Opens the content of a file that it maps.
+    pub(crate) fn open_mapped(&self, file: &FileRef) -> std::io::Result<File> {
+        self.files.content(file, || procfs::maps(self.memory.pid()).map_err(std::io::Error::other))
+    }
 }

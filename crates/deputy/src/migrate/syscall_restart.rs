@@ -95,7 +95,7 @@ impl Process {
             }
             return Ok(CallResolution::Registers(stopped, registers));
         }
-        let Some(current) = thread.current.as_ref().filter(|c| c.request.number == sync.call) else {
+        let Some(current) = thread.current.as_ref().filter(|c| c.guest_number() == Some(sync.call)) else {
             return Ok(CallResolution::Registers(stopped, registers));
         };
         let code = now.rax.cast_signed();
@@ -178,7 +178,7 @@ impl Thread {
     /// Whether this call has finished here, or is pending.
     fn has_seen(&self, call: u64) -> bool {
         self.last_result.as_ref().is_some_and(|l| l.number == call)
-            || self.current.as_ref().is_some_and(|c| c.request.number == call)
+            || self.current.as_ref().is_some_and(|c| c.guest_number() == Some(call))
     }
 }
 

@@ -1,15 +1,13 @@
 //! One thread of a process.
 
-use crate::calls::compound::Compound;
-use crate::calls::prefetch::Prefetch;
-use crate::migrate::draining::Draining;
+use crate::calls::current::CurrentCall;
 use crate::process::mailbox::Mailbox;
 use std::collections::VecDeque;
-use std::time::Instant;
 use tern_ids::HomePid;
+use tern_image::ThreadImage;
 use tern_migrate::Partial;
-use tern_migrate::message::{CallRequest, CallResult};
-use tern_syscall::MailboxLayout;
+use tern_migrate::message::{CallRequest, CallResult, ThreadSync};
+use tern_tracee::registers::restart;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Result, procfs};
@@ -33,9 +31,6 @@ pub(crate) struct Thread {
     pub(crate) held_signals: u64,
     /// The finished part of a transfer that the shim cut short by interrupting the thread at home.
     pub(crate) partial: Option<Partial>,
-    /// The file opened by its last call. The result is sent when the deputy has read the file's
-    /// start.
-    pub(crate) prefetch: Option<Box<Prefetch>>,
     /// A call that waits for an internal call to finish.
     pub(crate) queued_call: Option<CallRequest>,
     /// A signal mask that the deputy is to set as soon as it is idle.
@@ -49,48 +44,33 @@ pub(crate) struct Thread {
     pub(crate) draining: Option<Box<Draining>>,
 }
 
-/// A thread with this many unacknowledged signals leaves further ones in the kernel. A guest
-/// acknowledges at least every sixty-fourth signal.
-const MAX_UNACKED_SIGNALS: usize = 1024;
-
-/// A call that a deputy is making.
+/// The state of a draining thread: it is home except for its last call.
 #[derive(Debug)]
-pub(crate) struct CurrentCall {
-    pub(crate) request: CallRequest,
-    pub(crate) layout: MailboxLayout,
-    pub(crate) posted_at: Instant,
-    /// The part of the transfer that was done before it was interrupted.
+pub(crate) struct Draining {
+    pub(crate) image: ThreadImage,
+    pub(crate) pending_signals: Vec<Siginfo>,
     pub(crate) partial: Option<Partial>,
-    /// The child of a fork, or a new thread.
-    pub(crate) child: Option<HomePid>,
-    /// Away, the child runs in its parent's memory.
-    pub(crate) child_in_parent_memory: bool,
-    /// Since when its result waits until the signals that it has sent are forwarded.
-    pub(crate) awaits_signals_since: Option<Instant>,
-    /// The calls of the request that are still to be made, and the results of those that were.
-    pub(crate) compound: Compound,
 }
 
-impl CurrentCall {
-    /// A call that was just posted.
-    pub(crate) fn new(
-        request: CallRequest,
-        layout: MailboxLayout,
-        child_in_parent_memory: bool,
-        compound: Compound,
-    ) -> Self {
-        Self {
-            request,
-            layout,
-            posted_at: Instant::now(),
-            partial: None,
-            child: None,
-            child_in_parent_memory,
-            awaits_signals_since: None,
-            compound,
+impl Draining {
+    /// The state of its call and signals, for the node to which its process moves. `current` is the
+    /// number of the call.
+    pub(crate) fn sync(&self, current: Option<u64>) -> ThreadSync {
+        let code = self.image.registers.rax.cast_signed();
+        ThreadSync {
+            call: current.unwrap_or_default(),
+            call_pending: current.is_some(),
+            restart_code: Some(code).filter(|code| restart::is(*code) && *code != restart::NOINTR),
+            pending_signals: self.pending_signals.iter().map(|info| info.to_vec()).collect(),
+            partial: self.partial,
+            ..ThreadSync::default()
         }
     }
 }
+
+/// A thread with this many unacknowledged signals leaves further ones in the kernel. A guest
+/// acknowledges at least every sixty-fourth signal.
+const MAX_UNACKED_SIGNALS: usize = 1024;
 
 impl Thread {
     /// The record of a thread that runs at home.
@@ -108,7 +88,6 @@ impl Thread {
             unacked: VecDeque::new(),
             held_signals: 0,
             partial: None,
-            prefetch: None,
             queued_call: None,
             pending_mask: None,
             stop_wanted: false,
@@ -148,7 +127,7 @@ impl Thread {
     /// Clears its state as a deputy.
     pub(crate) fn clear_deputy_state(&mut self) {
         (self.mailbox, self.current, self.last_result) = (None, None, None);
-        (self.prefetch, self.queued_call, self.pending_mask, self.draining) = (None, None, None, None);
+        (self.queued_call, self.pending_mask, self.draining) = (None, None, None);
         self.unacked.clear();
         self.held_signals = 0;
     }

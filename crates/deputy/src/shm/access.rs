@@ -4,7 +4,7 @@
 use crate::calls::result::rejected;
 use crate::process::Process;
 use crate::shim::Shim;
-use crate::shm::sharers::{Opener, file_id};
+use crate::shm::openers::{Opener, file_id};
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -57,7 +57,7 @@ impl Shim {
             libc::SYS_vmsplice,
         ];
         let call = &request.call;
-        if self.inodes.is_empty() || !TOUCHING.contains(&i64::from(call.nr)) {
+        if self.shared_memory.is_empty() || !TOUCHING.contains(&i64::from(call.nr)) {
             return None;
         }
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
@@ -70,7 +70,7 @@ impl Shim {
             // Through the thread by which memory is read, since the first thread may have exited.
             let link = format!("/proc/{}/fd/{}", process.memory.pid(), *fd as i32);
             let inode = file_id(Path::new(&link))?;
-            self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
+            self.shared_memory.object_at(inode)
         })?;
         let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&touched);
         let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
@@ -83,7 +83,7 @@ impl Shim {
     pub(crate) fn last_holder_to_fetch(&mut self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
         const ALL: [i64; 3] = [libc::SYS_exit_group, libc::SYS_execve, libc::SYS_execveat];
         let nr = i64::from(request.call.nr);
-        if self.inodes.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
+        if self.shared_memory.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
             return None;
         }
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
@@ -114,7 +114,7 @@ impl Shim {
     /// anonymous memory; or an unlinked file that no other process has open (a Java machine unlinks
     /// its own before it ends).
     fn is_unreachable(&mut self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
-        let Some(file) = self.objects.get(id) else { return false };
+        let Some(file) = self.shared_memory.objects().get(id) else { return false };
         let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         let name = name.as_os_str().as_bytes();
         if name.starts_with(b"/dev/zero") {
@@ -123,6 +123,6 @@ impl Shim {
         let Ok(meta) = file.metadata() else { return false };
         let unnamed = meta.nlink() == 0 && !name.starts_with(b"/SYSV");
         let (this, itself) = (HashSet::from([(meta.dev(), meta.ino())]), BTreeSet::from([pid.0]));
-        exits && unnamed && self.find_opener(this, itself) == Opener::None
+        exits && unnamed && self.shared_memory.find_opener(this, itself) == Opener::None
     }
 }

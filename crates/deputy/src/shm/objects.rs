@@ -1,61 +1,42 @@
 //! Opens the memory that departing processes share, and keeps it open while it is shared away.
 
-use crate::migrate::group::shared_refusal;
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
 use crate::shim::Shim;
-use crate::shm::open_watch::OpenWatch;
-use crate::shm::sharers::{Opener, Sharers, Unopened};
-use rustix::fs::SealFlags;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::unix::fs::MetadataExt;
+use crate::shm::sharers::{Sharers, Unopened, shared_refusal};
+use std::collections::{BTreeSet, HashMap};
 use tern_ids::HomePid;
-use tern_image::layout;
 use tern_image::object::{self, ObjectId};
+use tern_image::{Reserve, layout};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::stop::Stopped;
 
 impl Shim {
     /// Opens the memory that these seized processes share, unless another process has it open too.
     pub(crate) fn open_objects(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
-        let closed = sharers.objects.iter().filter(|id| self.objects.get(**id).is_none());
+        let closed = sharers.objects.iter().filter(|id| !self.shared_memory.contains(**id));
         let closed: Vec<ObjectId> = closed.copied().collect();
         let mapped = if closed.is_empty() { Vec::new() } else { self.writable_mappings(&sharers.pids) };
         for id in closed {
-            let inode = self.open_object_of(&mapped, id).map_err(|why| shared_refusal(why, false))?;
-            self.unchecked_inodes.extend(inode);
+            self.open_object_of(&mapped, id).map_err(|why| shared_refusal(why, false))?;
         }
-        let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
-        let unchecked: HashSet<_> =
-            inodes.filter(|inode| self.unchecked_inodes.contains(inode)).copied().collect();
-        let opening = self
-            .open_blocker
-            .as_mut()
-            .and_then(|open_blocker| unchecked.iter().find_map(|inode| open_blocker.opening_thread(*inode)));
-        if let Some(tid) = opening {
-            return Err(shared_refusal(format!("thread {tid} opens what it shares"), true).into());
-        }
-        if !unchecked.is_empty() {
-            match self.find_opener(unchecked.clone(), sharers.pids.clone()) {
-                Opener::None => self.unchecked_inodes.retain(|inode| !unchecked.contains(inode)),
-                Opener::Pending => return Err(Unopened::ScanPending),
-                // A process that inherits or opens it may be about to map it.
-                Opener::Process(other) => {
-                    return Err(
-                        shared_refusal(format!("process {other} has open what it shares"), true).into()
-                    );
-                }
-                Opener::Unknown => {
-                    let why = "it takes too long to learn which other processes have open what it shares";
-                    return Err(shared_refusal(why.into(), true).into());
-                }
-            }
-        }
+        self.shared_memory.check_openers(sharers)?;
         for pid in &sharers.pids {
             if let Some(process) = self.processes.get_mut(&HomePid(*pid)) {
                 process.files.set_objects(&sharers.objects);
             }
         }
         Ok(())
+    }
+
+    /// The mappings that the program of a process at home has made. The mailboxes of a process that
+    /// has come home with a pending call are left out.
+    pub(crate) fn program_maps(&self, pid: i32) -> tern_tracee::Result<Vec<Mapping>> {
+        let maps = procfs::smaps(procfs::live_thread(pid))?;
+        Ok(match self.processes.get(&HomePid(pid)) {
+            Some(process) => process.without_own_ranges(Reserve::exclude(process.reserve, &maps)),
+            None => maps,
+        })
     }
 
     /// The first writable mapping of each object that these processes map, for each process that
@@ -76,19 +57,22 @@ impl Shim {
         held.map(writable).collect()
     }
 
-    /// Opens one object, if it is still shared. Returns its inode if other processes could open it.
+    /// Opens one object, if it is still shared.
     fn open_object_of(
         &mut self,
         mapped: &[(HomePid, HashMap<ObjectId, Mapping>)],
         id: ObjectId,
-    ) -> Result<Option<(u64, u64)>, String> {
+    ) -> Result<(), String> {
         for (pid, writable) in mapped {
             let (Some(process), Some(m)) = (self.processes.get(pid), writable.get(&id)) else { continue };
             match process.files.open_object(m) {
                 Ok(file) => {
                     self.track_object(id, file).map_err(|error| error.to_string())?;
                     let nameless = m.name.starts_with(b"/dev/zero") || m.name.starts_with(b"/SYSV");
-                    return Ok(self.inodes.get(&id).copied().filter(|_| !nameless));
+                    if !nameless {
+                        self.shared_memory.uncheck(id);
+                    }
+                    return Ok(());
                 }
                 // It was unmapped just now.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -98,29 +82,13 @@ impl Shim {
                 }
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Keeps an object open, watched and guarded while it is shared away.
     pub(crate) fn track_object(&mut self, id: ObjectId, file: std::fs::File) -> std::io::Result<()> {
-        let meta = file.metadata()?;
-        // A sealed object could not be written when the process comes home.
-        const SEALED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
-        if rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.intersects(SEALED)) {
-            return Err(std::io::Error::other("it is sealed against writing"));
-        }
-        if meta.nlink() > 0 {
-            let owner = self.processes.values().next().map_or(0, |process| process.uid);
-            let watch = match &mut self.open_watch {
-                Some(watch) => watch,
-                none => none.insert(OpenWatch::new(owner)?),
-            };
-            watch.add(id, &file)?;
-            self.guard_object(id, &file);
-        }
-        self.inodes.insert(id, (meta.dev(), meta.ino()));
-        self.objects.add(id, file);
-        Ok(())
+        let uid = self.processes.values().next().map_or(0, |process| process.uid);
+        self.shared_memory.track(id, file, uid)
     }
 
     /// No process away maps these pieces of anonymous shared memory any more, and their content is
@@ -142,21 +110,11 @@ impl Shim {
 
     /// Closes the objects that no process of this shim shares any more.
     pub(crate) fn close_unused_objects(&mut self) {
-        if self.inodes.is_empty() {
+        if self.shared_memory.is_empty() {
             return;
         }
         let processes = &self.processes;
-        let in_use = |id: &ObjectId| processes.values().any(|process| process.files.objects.contains(id));
-        self.objects.retain(in_use);
-        self.inodes.retain(|id, _| in_use(id));
-        let inodes: HashSet<(u64, u64)> = self.inodes.values().copied().collect();
-        self.unchecked_inodes.retain(|inode| inodes.contains(inode));
-        if let Some(watch) = &mut self.open_watch {
-            watch.retain(in_use);
-        }
-        if let Some(open_blocker) = &mut self.open_blocker {
-            open_blocker.retain(in_use);
-        }
+        self.shared_memory.retain(|id| processes.values().any(|process| process.files.objects.contains(id)));
     }
 }
 
@@ -173,7 +131,7 @@ impl Process {
                 libc::SYS_munmap,
                 [m.start, m.end - m.start, 0, 0, 0, 0],
             )?;
-            self.placeholders.retain(|(start, end)| *start < m.start || m.end < *end);
+            self.own_mappings.unmapped(m.start, m.end);
         }
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)

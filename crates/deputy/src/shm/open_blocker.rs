@@ -16,9 +16,7 @@
 //! If the shim ends, the kernel lets all opens pass. All of this needs CAP_SYS_ADMIN: without it
 //! nothing is blocked.
 
-use crate::process::{Process, State};
-use crate::shim::Shim;
-use crate::shm::sharers::is_shim;
+use super::openers::is_shim;
 use crate::waker::Waker;
 use nix::sys::fanotify::{
     EventFFlags, Fanotify, FanotifyEvent, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
@@ -114,8 +112,13 @@ impl OpenBlocker {
         });
     }
 
+    /// The blocked opens: device and inode, and the thread that opens it.
+    pub(crate) fn blocked(&self) -> Vec<((u64, u64), HomePid)> {
+        self.thread_state.waiting().iter().map(|one| (one.inode, one.tid)).collect()
+    }
+
     /// Lets the blocked opens of a file by a thread pass.
-    fn pass(&mut self, inode: (u64, u64), tid: HomePid) {
+    pub(crate) fn pass(&mut self, inode: (u64, u64), tid: HomePid) {
         self.thread_state.waiting().retain(|one| {
             let is_this = (one.inode, one.tid) == (inode, tid);
             if is_this {
@@ -126,7 +129,7 @@ impl OpenBlocker {
     }
 
     /// The same for a thread outside the group, for which the group's next move waits.
-    fn pass_stranger(&mut self, inode: (u64, u64), tid: HomePid) {
+    pub(super) fn pass_stranger(&mut self, inode: (u64, u64), tid: HomePid) {
         self.forget_opened();
         self.opening.push((inode, tid, Instant::now()));
         self.pass(inode, tid);
@@ -205,62 +208,5 @@ fn may_write(tid: HomePid) -> bool {
         Some(libc::SYS_openat) => flags(words, 2),
         Some(libc::SYS_execve | libc::SYS_execveat) => false,
         _ => true,
-    }
-}
-
-impl Shim {
-    /// Blocks opens of an object, if possible.
-    pub(crate) fn guard_object(&mut self, id: ObjectId, file: &File) {
-        if self.open_blocker.is_none() {
-            match OpenBlocker::new(self.waker.clone()) {
-                Ok(open_blocker) => self.open_blocker = Some(open_blocker),
-                Err(error) => return tracing::info!(%error, "opens of shared memory cannot be blocked"),
-            }
-        }
-        if let Some(Err(error)) = self.open_blocker.as_mut().map(|open_blocker| open_blocker.add(id, file)) {
-            tracing::info!(%error, "opens of this shared file cannot be blocked");
-        }
-    }
-
-    /// Fetches home the processes for which blocked opens wait, and lets each open pass when they
-    /// are home.
-    pub(crate) fn release_blocked_opens(&mut self) {
-        let Some(thread_state) =
-            self.open_blocker.as_ref().map(|open_blocker| Arc::clone(&open_blocker.thread_state))
-        else {
-            return;
-        };
-        let all: Vec<_> = thread_state.waiting().iter().map(|one| (one.inode, one.tid)).collect();
-        for (inode, tid) in all {
-            let same = |id: &ObjectId| self.inodes.get(id) == Some(&inode);
-            let sharers = || self.processes.values().filter(|process| process.files.objects.iter().any(same));
-            let is_home =
-                |process: &Process| !process.is_away() && !matches!(process.state, State::Outgoing(_));
-            let is_own = self.belongs_to_group(tid, sharers().map(|process| process.pid));
-            let are_home = sharers().all(is_home);
-            match &mut self.open_blocker {
-                Some(open_blocker) if is_own => open_blocker.pass(inode, tid),
-                Some(open_blocker) if are_home => open_blocker.pass_stranger(inode, tid),
-                _ => {}
-            }
-            if is_own || are_home {
-                continue;
-            }
-            // Processes that are moving are fetched when they have arrived.
-            let there =
-                sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
-            if let Some(pid) = there {
-                self.fetch_home(pid, &format!("shared memory: process {tid} opens what it shares"));
-            }
-        }
-    }
-
-    /// Whether a thread's process moves together with one of these, which then cannot come home
-    /// before its open ends.
-    fn belongs_to_group(&self, tid: HomePid, mut sharers: impl Iterator<Item = HomePid>) -> bool {
-        let opener = self.processes.values().find(|process| process.threads.contains_key(&tid));
-        let Some(pid) = opener.map(|opener| opener.pid) else { return false };
-        let together = [self.sharers_away(pid), self.group_of(pid)].concat();
-        sharers.any(|sharer| together.contains(&sharer))
     }
 }

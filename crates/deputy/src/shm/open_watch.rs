@@ -1,15 +1,7 @@
-//! Fetches processes home when another process opens, by name, memory that they share away: it
-//! would see the content as of their departure.
-//!
-//! The kernel reports the open, not a read right after it, and some programs only open files and
-//! close them again (a Java machine does so with the files of all others). So after a report the
-//! shim checks, a moment later, whether a process still has the file open.
+//! Watches for opens, by name, of memory that is shared away ([`super::opens`]).
 
-use crate::process::{Process, State};
-use crate::shim::Shim;
-use crate::shm::sharers::{Opener, shared_maps};
 use rustix::fs::inotify::{self, ReadFlags, Reader, WatchFlags};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -70,6 +62,11 @@ impl OpenWatch {
         &self.opened
     }
 
+    /// The opens of this object were checked.
+    pub(crate) fn opens_checked(&mut self, id: ObjectId) {
+        self.opened.remove(&id);
+    }
+
     /// Reads the available inotify events.
     fn read(&mut self) {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -80,45 +77,6 @@ impl OpenWatch {
                 self.opened.extend(self.objects.values());
             } else {
                 self.opened.extend(known);
-            }
-        }
-    }
-}
-
-impl Shim {
-    /// Fetches processes home whose shared memory another process has opened. For processes that
-    /// are moving this is checked when they have arrived.
-    pub(crate) fn handle_opens(&mut self) {
-        // Read also if nothing is watched any more: the kernel reports the end of each watch, and the
-        // main loop would not sleep before that is read.
-        let Some(watch) = &mut self.open_watch else { return };
-        for id in watch.opened().clone() {
-            let sharers = || self.processes.values().filter(|process| process.files.objects.contains(&id));
-            let moves =
-                |process: &Process| !matches!(process.state, State::Resident | State::Draining | State::Away);
-            if sharers().any(moves) {
-                continue;
-            }
-            let these: BTreeSet<i32> = sharers().map(|process| process.pid.0).collect();
-            let away =
-                sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
-            let files: HashSet<(u64, u64)> = self.inodes.get(&id).copied().into_iter().collect();
-            let maps = |these: &BTreeSet<i32>| {
-                shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id))
-            };
-            let other = match away.map(|_pid| self.find_opener(files, these.clone())) {
-                // Asked again when the scan has ended.
-                Some(Opener::Pending) => continue,
-                Some(Opener::Process(other)) => Some(format!("process {other} has")),
-                Some(Opener::Unknown) => Some("a process may have".to_owned()),
-                Some(Opener::None) => maps(&these).map(|(other, _)| format!("process {other} has")),
-                None => None,
-            };
-            if let Some(watch) = &mut self.open_watch {
-                watch.opened.remove(&id);
-            }
-            if let (Some(pid), Some(other)) = (away, other) {
-                self.fetch_home(pid, &format!("shared memory: {other} opened what it shares"));
             }
         }
     }

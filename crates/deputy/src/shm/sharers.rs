@@ -1,17 +1,11 @@
 //! Finds the processes that share memory with a process at home, by scanning /proc.
 
-use crate::shim::Shim;
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use super::openers::all_pids;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
-use tern_control::Refusal;
-use tern_ids::HomePid;
+use tern_control::{Refusal, RefusalKind};
+use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
-use tern_image::{Reserve, Unmovable};
 use tern_tracee::procfs::{self, Mapping};
 
 /// The shared memory that each process maps, by pid.
@@ -62,12 +56,6 @@ fn writable(maps: &[Mapping]) -> HashSet<ObjectId> {
     maps.iter().filter(|m| writes_are_visible_to_others(m) && !m.is_anonymous()).map(object::id).collect()
 }
 
-/// The pids of all processes.
-fn all_pids() -> impl Iterator<Item = i32> {
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
 pub(crate) fn shared_maps() -> SharedMaps {
     let of = |pid: i32| {
         let maps = procfs::maps(procfs::live_thread(pid)).ok()?;
@@ -91,97 +79,9 @@ impl From<(Refusal, bool)> for Unopened {
     }
 }
 
-/// The result of a scan for processes that have a file open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Opener {
-    /// No other process has it open.
-    None,
-    /// This one has.
-    Process(i32),
-    /// The scan has not ended. The caller may ask again; the main loop is woken at its end.
-    Pending,
-    /// The scan has taken too long. The caller must decide as if a process had it open.
-    Unknown,
-}
-
-/// A scan in progress: the files, the processes that are left out, and the result.
-#[derive(Debug)]
-pub(crate) struct OpenerScan {
-    files: HashSet<(u64, u64)>,
-    these: BTreeSet<i32>,
-    found: Receiver<Opener>,
-}
-
-/// How long the main loop waits for a scan before it goes on without its result. A scan of 10,000
-/// descriptors takes 20 ms.
-const OPENER_TIMEOUT: Duration = Duration::from_millis(30);
-
-impl Shim {
-    /// The mappings that the program of a process at home has made. The mailboxes of a process that
-    /// has come home with a pending call are left out.
-    pub(crate) fn program_maps(&self, pid: i32) -> tern_tracee::Result<Vec<Mapping>> {
-        let maps = procfs::smaps(procfs::live_thread(pid))?;
-        Ok(match self.processes.get(&HomePid(pid)) {
-            Some(process) => process.without_own_ranges(Reserve::exclude(process.reserve, &maps)),
-            None => maps,
-        })
-    }
-
-    /// A process other than `these` that has one of these files open.
-    pub(crate) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
-        let running = self.opener_scan.take_if(|scan| scan.files == files && scan.these == these);
-        // Only the call that starts a scan waits for its result, so that the main loop goes on.
-        let timeout = if running.is_some() { Duration::ZERO } else { OPENER_TIMEOUT };
-        let scan = running.or_else(|| {
-            let (wanted, left_out) = (files.clone(), these.clone());
-            let found =
-                self.descriptor_scanner.start(move |deadline| find_opener(&wanted, &left_out, deadline))?;
-            Some(OpenerScan { files, these, found })
-        });
-        // Another scan is running.
-        let Some(scan) = scan else { return Opener::Pending };
-        match scan.found.recv_timeout(timeout) {
-            Ok(found) => found,
-            Err(_) => {
-                self.opener_scan = Some(scan);
-                Opener::Pending
-            }
-        }
-    }
-}
-
-/// A process other than `these` that has one of these files open.
-fn find_opener(files: &HashSet<(u64, u64)>, these: &BTreeSet<i32>, deadline: Instant) -> Opener {
-    for pid in all_pids().filter(|pid| !these.contains(pid)) {
-        let folder = std::fs::read_dir(format!("/proc/{}/fd", procfs::live_thread(pid)));
-        for descriptor in folder.into_iter().flatten().flatten() {
-            // A shim may have it open for a process that it held, or was about to hold.
-            if file_id(&descriptor.path()).is_some_and(|id| files.contains(&id)) && !is_shim(pid) {
-                return Opener::Process(pid);
-            }
-            if Instant::now() > deadline {
-                return Opener::Unknown;
-            }
-        }
-    }
-    Opener::None
-}
-
-/// The device and inode of the file behind a link in /proc/PID/fd, as far as the kernel knows them
-/// without asking a server: another user's file may be on one that does not answer.
-pub(super) fn file_id(link: &Path) -> Option<(u64, u64)> {
-    let found = statx(rustix::fs::CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
-    Some((rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
-}
-
-/// Whether a process is a shim: it runs the same program as this one.
-pub(crate) fn is_shim(pid: i32) -> bool {
-    let program = |pid: &str| {
-        let meta = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
-        Some((meta.dev(), meta.ino()))
-    };
-    let own = program("self");
-    own.is_some() && program(&pid.to_string()) == own
+/// The refusal of processes that share memory with others, and whether it is transient.
+pub(crate) fn shared_refusal(why: String, is_transient: bool) -> (Refusal, bool) {
+    (Refusal::new(RefusalKind::CannotMove, Unmovable::SharedWith(why).to_string()), is_transient)
 }
 
 /// Why the memory of a process with these mappings cannot be moved, regardless of other sharers.

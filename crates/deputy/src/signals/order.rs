@@ -6,8 +6,8 @@
 //! arrive in order. Signals that are pending when a process leaves home are at its guest before the
 //! guest runs.
 
-use crate::migrate::hollow::raise_natively;
-use crate::process::{Process, State};
+use crate::process::Process;
+use crate::process::state::State;
 use crate::shim::Shim;
 use crate::signals::verdict::{Verdict, is_one_shot, judge};
 use crate::stops::quiesce::POLL_INTERVAL;
@@ -150,6 +150,28 @@ impl Process {
         let unacked: Vec<Siginfo> = thread.unacked.drain(..).map(|(_, info)| info).collect();
         raise_natively(injection, memory, reserve, (own_pid, thread.own_tid), &unacked)
     }
+}
+
+/// Has a thread under injection queue signals to itself that had been taken from it. A thread may
+/// send itself any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
+/// namespace.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn raise_natively(
+    injection: &mut Injection,
+    memory: &Memory,
+    reserve: Reserve,
+    own: (i32, i32),
+    infos: &[Siginfo],
+) -> Result<()> {
+    for info in infos {
+        memory.write(reserve.scratch(), info)?;
+        let signal = signal_of(info) as u64;
+        let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
+        let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
+    }
+    Ok(())
 }
 
 /// The set of signals that are pending for a stopped thread and that handlers are to see. Not those

@@ -7,8 +7,9 @@
 //! (`quiesce.rs`).
 
 use super::quiesce::interrupt_thread;
+use crate::process::Process;
+use crate::process::state::State;
 use crate::process::thread::Thread;
-use crate::process::{Process, State};
 use crate::shim::Shim;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;

@@ -17,8 +17,9 @@
 //! interrupted, and then not. So the state of a thread does not show beforehand whether it can be
 //! stopped.
 
+use crate::process::Process;
+use crate::process::state::State;
 use crate::process::thread::Thread;
-use crate::process::{Process, State};
 use crate::shim::Shim;
 use std::time::Duration;
 use tern_ids::HomePid;

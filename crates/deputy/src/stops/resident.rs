@@ -5,26 +5,15 @@
 //! refused in the end; a freeze is refused at once.
 
 use super::quiesce::{Quiesced, is_uninterruptible};
-use crate::links::peers::PeerId;
 use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
 use crate::process::Process;
+use crate::process::waits::WhenStopped;
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::Instant;
 use tern_control::control_socket::PendingRequest;
 use tern_control::shim::ShimReply;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::HomePid;
-
-/// The work that begins when all threads of a process at home have stopped.
-#[derive(Debug)]
-pub(crate) enum WhenStopped {
-    /// It leaves for this peer. The flag says whether it stays stopped while it is sent.
-    Leave(PeerId, bool),
-    /// It is frozen, as this caller asked.
-    Freeze(PendingRequest),
-    /// It runs on, untraced.
-    Release,
-}
 
 impl Shim {
     /// Has a process that stays at home run on, untraced.
@@ -35,20 +24,20 @@ impl Shim {
     /// Does `then` as soon as all threads of a process at home have stopped.
     pub(crate) fn when_stopped(&mut self, pid: HomePid, then: WhenStopped) {
         let Some(process) = self.processes.get_mut(&pid) else { return then.refuse_gone(pid) };
-        process.when_stopped = Some((then, Instant::now()));
+        process.waits.for_stop(then, Instant::now());
         self.continue_stop(pid);
     }
 
     /// Continues what waits for stops of processes at home.
     pub(crate) fn continue_stops(&mut self) {
-        let waits = |process: &&Process| process.when_stopped.is_some();
+        let waits = |process: &&Process| process.waits.is_for_stop();
         let waiting: Vec<HomePid> = self.processes.values().filter(waits).map(|one| one.pid).collect();
         waiting.into_iter().for_each(|pid| self.continue_stop(pid));
     }
 
     fn continue_stop(&mut self, pid: HomePid) {
         let Some(process) = self.processes.get(&pid) else { return };
-        let Some((then, since)) = &process.when_stopped else { return };
+        let Some((then, since)) = process.waits.when_stopped() else { return };
         // A process that is only to be released runs on while a thread cannot be stopped, for a
         // limited time.
         if matches!(then, WhenStopped::Release)
@@ -59,7 +48,7 @@ impl Shim {
         }
         let quiesced = self.quiesce_resident(pid);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let Some((then, since)) = process.when_stopped.take() else { return };
+        let Some((then, since)) = process.waits.take_when_stopped() else { return };
         match quiesced {
             Ok(Quiesced::Stopped) => self.do_when_stopped(pid, then),
             Ok(Quiesced::Gone) => self.not_stopped(pid, then),
@@ -70,19 +59,19 @@ impl Shim {
             }
             Ok(Quiesced::Blocked) if matches!(then, WhenStopped::Release) => {
                 // Its other threads run on until this one wakes.
-                process.when_stopped = Some((then, Instant::now()));
+                process.waits.for_stop(then, Instant::now());
                 if let Err(error) = process.resume_at_home() {
                     self.handle_error(pid, &error);
                 }
             }
-            Ok(Quiesced::Blocked) => process.when_stopped = Some((then, since)),
+            Ok(Quiesced::Blocked) => process.waits.for_stop(then, since),
             Err(error) => {
                 self.handle_error(pid, &error);
                 // Perhaps only a thread is gone, as when another one executes a program, and the
                 // process lives.
                 match self.processes.get_mut(&pid) {
                     Some(process) if since.elapsed() < RETRY_TIMEOUT => {
-                        process.when_stopped = Some((then, since));
+                        process.waits.for_stop(then, since);
                     }
                     _ => self.not_stopped(pid, then),
                 }
@@ -143,16 +132,6 @@ impl Shim {
         match self.is_frozen(pid) {
             true => caller.reply(&ShimReply::Done),
             false => WhenStopped::Freeze(caller).refuse_gone(pid),
-        }
-    }
-}
-
-impl WhenStopped {
-    /// Replies to its caller, if it has one, that the process is gone.
-    pub(crate) fn refuse_gone(self, pid: HomePid) {
-        if let Self::Freeze(caller) = self {
-            let gone = Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
-            caller.reply(&ShimReply::Refused(gone));
         }
     }
 }

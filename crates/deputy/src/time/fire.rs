@@ -14,22 +14,15 @@
 //! pending that has no effect.
 
 use crate::process::Process;
+use crate::time::cpu_timers::DueSignal;
 use crate::time::timers::{TimeFormat, Timer, TimerId};
 use rustix::time::{ClockId, clock_getres};
-use std::collections::BTreeMap;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_tracee::inject::Injection;
 use tern_tracee::siginfo::{Siginfo, kernel_siginfo, set_overrun, timer_of};
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Memory, Result, procfs, timers};
-
-/// A signal to be raised.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum DueSignal {
-    Timer(i32),
-    Signal(i32),
-}
 
 impl Process {
     /// Takes its timers out of the kernel. All its threads are under injection.
@@ -62,18 +55,15 @@ impl Process {
             let only = (self.threads.len() == 1).then_some(self.pid);
             let caller = timer.thread.map(HomePid).filter(|tid| self.threads.contains_key(tid)).or(only);
             let Some(clock) = self.resolve_clock(timer.clock, caller) else { continue };
-            let (id, timer_id) = (timer.id, TimerId::Posix(timer.id));
             let done = injection.call(libc::SYS_timer_settime, [timer.id as u64, 0, new, old, 0, 0])?;
             if done == 0 {
                 memory.read(old, &mut was)?;
                 let signal = (!timer.silent).then_some(timer.signal);
+                let timer_id = TimerId::Posix(timer.id);
                 self.record_timer(timer_id, Timer::new(clock, signal), TimeFormat::Timespec, &was);
             }
-            if waiting.contains(&timer.id)
-                && let Some(timer) = self.timers.all.get_mut(&timer_id)
-            {
-                timer.expirations = 1;
-                self.to_refire.push(id);
+            if waiting.contains(&timer.id) {
+                self.timers.was_pending(timer.id);
             }
         }
         Ok(())
@@ -81,9 +71,10 @@ impl Process {
 
     fn record_timer(&mut self, timer_id: TimerId, timer: Timer, format: TimeFormat, was: &[u8]) {
         let (interval, left) = format.parse(was).unwrap_or_default();
-        let expires = Some(self.read_clock(timer.clock).saturating_add(left)).filter(|_| left > 0);
+        let expires =
+            Some(self.usage.read_clock(self.pid, timer.clock).saturating_add(left)).filter(|_| left > 0);
         if expires.is_some() || matches!(timer_id, TimerId::Posix(_)) {
-            self.timers.all.insert(timer_id, Timer { interval, expires, ..timer });
+            self.timers.add(timer_id, Timer { interval, expires, ..timer });
         }
     }
 
@@ -105,8 +96,8 @@ impl Process {
     ) -> Result<()> {
         let new = reserve.scratch();
         let tick = clock_getres(ClockId::MonotonicCoarse).tv_nsec.cast_unsigned();
-        for (timer_id, timer) in std::mem::take(&mut self.timers).all {
-            let left = timer.time_left(self.read_clock(timer.clock));
+        for (timer_id, timer) in self.timers.take() {
+            let left = timer.time_left(self.usage.read_clock(self.pid, timer.clock));
             let again = timer.expirations > 0 && timer.signal.is_some_and(|signal| self.is_pending(signal));
             match timer_id {
                 _ if left == 0 && !again => {}
@@ -129,7 +120,6 @@ impl Process {
                 }
             }
         }
-        (self.cpu_thresholds, self.to_refire) = (BTreeMap::new(), Vec::new());
         Ok(())
     }
 

@@ -14,59 +14,24 @@
 
 use crate::process::Process;
 use crate::shim::Shim;
-use crate::time::usage_store::SavedUsage;
+use crate::time::usage::EndedChild;
 use tern_ids::HomePid;
 use tern_migrate::{CpuTime, usage};
 use tern_syscall::{Arg, ByteBuf, Call, Outcome};
 use tern_tracee::procfs;
 
-/// A child that has ended and has not been waited for.
-#[derive(Debug)]
-pub(crate) struct EndedChild {
-    pub(crate) pid: HomePid,
-    pub(crate) used: CpuTime,
-}
-
 impl Process {
-    /// The CPU time that it is known to have used away.
-    pub(crate) fn saved_usage(&self) -> SavedUsage {
-        SavedUsage { own: self.usage_away, children: self.children_usage, threads: self.thread_usage.clone() }
-    }
-
-    /// Takes over the CPU time recorded before it was seized.
-    pub(crate) fn restore_usage(&mut self, saved_usage: SavedUsage) {
-        (self.usage_away, self.children_usage, self.thread_usage) =
-            (saved_usage.own, saved_usage.children, saved_usage.threads);
-    }
-
     /// Whether its children are reaped automatically, without being counted.
     fn discards_children(&self) -> bool {
         let action = self.actions.get(libc::SIGCHLD as usize - 1).copied().unwrap_or_default();
         action[0] == tern_image::process::SIG_IGN || action[1] & libc::SA_NOCLDWAIT as u64 != 0
-    }
-
-    /// Adds the CPU time of children that have been reaped to that of the process: of this child
-    /// only, if one is given. Returns the time if exactly one was reaped.
-    fn add_reaped_usage(&mut self, child: Option<i32>) -> Option<CpuTime> {
-        let mut reaped = Vec::new();
-        let is_awaited = |number: &i32| child.is_none_or(|child| child == *number);
-        self.ended_children.retain(|number, ended| {
-            let keep =
-                !is_awaited(number) || procfs::status(ended.pid.0).is_ok_and(|status| status.state == b'Z');
-            if !keep {
-                reaped.push(ended.used);
-            }
-            keep
-        });
-        self.children_usage = reaped.iter().fold(self.children_usage, |sum, used| sum.and(*used));
-        if let [only] = reaped[..] { Some(only) } else { None }
     }
 }
 
 impl Shim {
     /// A process has ended: keeps its CPU time with its parent.
     pub(crate) fn keep_usage_for_parent(&mut self, process: &Process) {
-        let used = process.saved_usage().sum();
+        let used = process.usage.saved().sum();
         if used == CpuTime::default() {
             return;
         }
@@ -74,12 +39,12 @@ impl Shim {
             Some(parent) if parent.discards_children() => {}
             Some(parent) => {
                 let ended = EndedChild { pid: process.pid, used };
-                parent.ended_children.insert(process.own_pid, ended);
+                parent.usage.child_ended(process.own_pid, ended);
             }
             // Another shim may hold its parent. If the parent runs untraced at home nothing would
             // ask.
             None if procfs::status(process.parent.0).is_ok_and(|parent| parent.tracer != 0) => {
-                self.usage_store.save(process.pid, process.started, &process.saved_usage());
+                self.usage_store.save(process.pid, process.started, process.usage.saved());
             }
             None => {}
         }
@@ -92,12 +57,12 @@ impl Shim {
             libc::SYS_wait4 | libc::SYS_waitid => self.add_waited_child(pid, call, outcome),
             libc::SYS_times => {
                 if let Some(out) = outcome.outs.first_mut() {
-                    usage::add_tms(out, 16, process.children_usage);
+                    usage::add_tms(out, 16, process.usage.children());
                 }
             }
             libc::SYS_getrusage if matches!(call.args[0], Arg::Value(of) if of as i32 == libc::RUSAGE_CHILDREN) => {
                 if let Some(out) = outcome.outs.first_mut() {
-                    usage::add_rusage(out, process.children_usage);
+                    usage::add_rusage(out, process.usage.children());
                 }
             }
             _ => {}
@@ -114,7 +79,7 @@ impl Shim {
         if child.is_none() && !child_unknown {
             return;
         }
-        let reaped = process.add_reaped_usage(child);
+        let reaped = process.usage.add_reaped(child);
         let used = used.or(reaped.filter(|_| child_unknown));
         if let (Some(used), Some(out)) = (used, rusage_out(call, outcome)) {
             usage::add_rusage(out, used);
@@ -124,12 +89,12 @@ impl Shim {
     /// The CPU time used away by a child, which its parent knows by this pid.
     fn usage_of_child(&mut self, pid: HomePid, child: i32) -> Option<CpuTime> {
         let process = self.processes.get(&pid)?;
-        if let Some(ended) = process.ended_children.get(&child) {
-            return Some(ended.used);
+        if let Some(used) = process.usage.of_ended_child(child) {
+            return Some(used);
         }
         let mut living = self.processes.values();
         if let Some(living) = living.find(|other| other.parent == pid && other.own_pid == child) {
-            return Some(living.saved_usage().sum());
+            return Some(living.usage.saved().sum());
         }
         // A child that was detached, or belongs to another shim, is known by the pid in this
         // namespace. If it has been waited for its entry is removed.
@@ -138,7 +103,7 @@ impl Shim {
         if procfs::status(child.0).is_err() {
             self.usage_store.remove(child);
             let process = self.processes.get_mut(&pid)?;
-            process.children_usage = process.children_usage.and(saved_usage.sum());
+            process.usage.child_reaped(saved_usage.sum());
         }
         Some(saved_usage.sum())
     }

@@ -104,19 +104,49 @@ pub(crate) fn is_timer_call(nr: u32) -> bool {
 
 /// The timers of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Timers {
-    pub(crate) all: BTreeMap<TimerId, Timer>,
+pub(super) struct Timers {
+    all: BTreeMap<TimerId, Timer>,
 }
 
 impl Timers {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Timer> {
+        self.all.values()
+    }
+
+    pub(super) fn insert(&mut self, timer_id: TimerId, timer: Timer) {
+        self.all.insert(timer_id, timer);
+    }
+
+    pub(super) fn remove(&mut self, timer_id: TimerId) {
+        self.all.remove(&timer_id);
+    }
+
+    /// Removes all timers.
+    pub(super) fn take(&mut self) -> BTreeMap<TimerId, Timer> {
+        std::mem::take(&mut self.all)
+    }
+
+    /// The signal of a timer is pending. Returns false if the timer is not in the table.
+    pub(super) fn set_pending(&mut self, id: i32) -> bool {
+        let timer = self.all.get_mut(&TimerId::Posix(id));
+        timer.is_some_and(|timer| {
+            timer.expirations = 1;
+            true
+        })
+    }
+
     /// The timers that have expired, each armed for its next period.
-    pub(crate) fn take_expired(&mut self, now: impl Fn(CpuClock) -> u64) -> Vec<TimerId> {
+    pub(super) fn take_expired(&mut self, now: impl Fn(CpuClock) -> u64) -> Vec<TimerId> {
         let due = self.all.iter_mut().filter_map(|(timer_id, t)| t.expire(now(t.clock)).then_some(*timer_id));
         due.collect()
     }
 
     /// A clock has been read: arms the timers that wait for that.
-    pub(crate) fn clock_read(&mut self, thread: Option<HomePid>, now: impl Fn(CpuClock) -> u64) {
+    pub(super) fn clock_read(&mut self, thread: Option<HomePid>, now: impl Fn(CpuClock) -> u64) {
         for timer in self.all.values_mut().filter(|timer| timer.clock.thread == thread) {
             if let Some(relative) = timer.relative.take() {
                 timer.expires = Some(now(timer.clock).saturating_add(relative));
@@ -125,19 +155,19 @@ impl Timers {
     }
 
     /// A thread has exited, so its clock will not advance any more.
-    pub(crate) fn thread_exited(&mut self, tid: HomePid) {
+    pub(super) fn thread_exited(&mut self, tid: HomePid) {
         for timer in self.all.values_mut().filter(|timer| timer.clock.thread == Some(tid)) {
             (timer.expires, timer.relative) = (None, None);
         }
     }
 
     /// The process has executed another program: only interval timers survive.
-    pub(crate) fn handle_exec(&mut self) {
+    pub(super) fn handle_exec(&mut self) {
         self.all.retain(|timer_id, timer| !matches!(timer_id, TimerId::Posix(_)) && timer.expires.is_some());
     }
 
     /// The signal of a timer is delivered. Returns the overrun to report with it.
-    pub(crate) fn delivered(&mut self, id: i32) -> Option<i32> {
+    pub(super) fn delivered(&mut self, id: i32) -> Option<i32> {
         let timer = self.all.get_mut(&TimerId::Posix(id))?;
         let more = std::mem::take(&mut timer.expirations).saturating_sub(1);
         timer.overrun = i32::try_from(more).unwrap_or(i32::MAX);
@@ -146,7 +176,7 @@ impl Timers {
 
     /// Answers a call about one of these timers, if that does not need the kernel. `now` reads a
     /// clock and returns whether the reading is fresh.
-    pub(crate) fn answer(&mut self, call: &Call, now: impl Fn(CpuClock) -> (u64, bool)) -> Option<Outcome> {
+    pub(super) fn answer(&mut self, call: &Call, now: impl Fn(CpuClock) -> (u64, bool)) -> Option<Outcome> {
         let Arg::Value(first) = call.args[0] else { return None };
         let nr = i64::from(call.nr);
         let timer_id = match (nr, first as i32) {

@@ -6,7 +6,7 @@
 
 use super::access::{DirHandle, LIST, LookupCredentials, SEARCH};
 use super::watcher::DirWatch;
-use crate::calls::prefetch::file_attributes;
+use crate::files::attributes::file_attributes;
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, ioctl_getflags, openat2, readlinkat};
 use rustix::io::Errno;

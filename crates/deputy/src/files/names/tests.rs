@@ -1,9 +1,12 @@
-use super::delegated::Directory;
+use super::delegated::{DelegatedDir, Directory};
+use super::scanner::{DirListing, ScanError};
+use super::tracking::directory_used;
 use super::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tern_migrate::names::EntryKind;
+use tern_syscall::{Arg, ByteBuf, Call, Outcome};
 
 /// A temporary directory, and a watcher for this process.
 struct Fixture {
@@ -251,7 +254,7 @@ fn only_permitted_lookups_name_a_directory() {
     assert_eq!(of(&call(libc::SYS_lstat, "a/b"), -i64::from(libc::EACCES)), None);
     assert_eq!(of(&call(libc::SYS_readlink, "b"), -i64::from(libc::EINVAL)), Some((Vec::new(), true)));
     assert_eq!(of(&call(libc::SYS_unlink, "b"), 0), None);
-    let attributes = crate::calls::prefetch::file_attributes(&fs::File::open("/").unwrap().into()).unwrap();
+    let attributes = crate::files::attributes::file_attributes(&fs::File::open("/").unwrap().into()).unwrap();
     let like = Outcome { ret: 0, outs: vec![ByteBuf::from(attributes.stat())] };
     assert_eq!(directory_used(&call(libc::SYS_stat, "/a/b"), &like), Some((b"/a/b/".to_vec(), true)));
     let like = Outcome { ret: 0, outs: vec![ByteBuf::from(attributes.statx())] };

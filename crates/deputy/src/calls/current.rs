@@ -1,0 +1,105 @@
+//! The call that a deputy is making.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::Partial;
+use tern_migrate::message::{CallRequest, CallResult};
+use tern_syscall::{Call, MailboxLayout};
+
+/// A call that a deputy is making.
+#[derive(Debug)]
+pub(crate) struct CurrentCall {
+    /// Why it makes the call.
+    pub(super) origin: Origin,
+    pub(crate) request: CallRequest,
+    pub(crate) layout: MailboxLayout,
+    pub(crate) posted_at: Instant,
+    /// The part of the transfer that was done before it was interrupted.
+    pub(crate) partial: Option<Partial>,
+    /// The child of a fork, or a new thread.
+    pub(crate) child: Option<HomePid>,
+    /// Away, the child runs in its parent's memory.
+    pub(crate) child_in_parent_memory: bool,
+    /// Since when its result waits until the signals that it has sent are forwarded.
+    pub(crate) awaits_signals_since: Option<Instant>,
+    /// The calls of the request that are still to be made, and the results of those that were.
+    pub(crate) compound: Compound,
+}
+
+/// Why a deputy makes a call. For all but the first kind the result is not sent to the guest.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// Its guest has requested it.
+    Guest,
+    /// It follows the program's signal mask.
+    SetMask(u64),
+    /// It takes the pending signals before the call.
+    TakeSignals,
+    /// It reads the start of a file that it has opened. The result of the open is sent then.
+    Prefetch(Box<Prefetch>),
+}
+
+impl CurrentCall {
+    /// A call of the guest that was just posted.
+    pub(crate) fn new(request: CallRequest, layout: MailboxLayout) -> Self {
+        Self {
+            origin: Origin::Guest,
+            request,
+            layout,
+            posted_at: Instant::now(),
+            partial: None,
+            child: None,
+            child_in_parent_memory: false,
+            awaits_signals_since: None,
+            compound: Compound::default(),
+        }
+    }
+
+    /// The number that the guest has given it, if the guest has requested it.
+    pub(crate) fn guest_number(&self) -> Option<u64> {
+        matches!(self.origin, Origin::Guest).then_some(self.request.number)
+    }
+}
+
+/// The calls of a request that are still to be made, and the results of those that were.
+#[derive(Debug, Default)]
+pub(crate) struct Compound {
+    /// Calls still to be made. The guest's own call is last, if it is to be made at all.
+    pub(super) remaining: VecDeque<Call>,
+    /// Only the prelude is made here. The guest asks for its own call again when that is done.
+    pub(super) prelude_only: bool,
+    /// The results of the prelude's calls so far.
+    pub(super) results: Vec<i64>,
+}
+
+impl Compound {
+    /// Splits the calls of a request, in order, into the first one and the rest.
+    pub(super) fn begin(before: Vec<Call>, call: Call) -> (Call, Self) {
+        let mut remaining = VecDeque::from(before);
+        let Some(first) = remaining.pop_front() else { return (call, Self::default()) };
+        remaining.push_back(call);
+        (first, Self { remaining, ..Self::default() })
+    }
+
+    /// Whether the request is incomplete after the call that was made.
+    pub(crate) fn has_more(&self) -> bool {
+        self.prelude_only || !self.remaining.is_empty()
+    }
+
+    /// Whether a guest may have this call made in a prelude.
+    pub(super) fn allowed_in_prelude(call: &Call) -> bool {
+        [libc::SYS_pwrite64, libc::SYS_lseek, libc::SYS_close].contains(&i64::from(call.nr))
+    }
+}
+
+/// A file whose first bytes the deputy is reading.
+#[derive(Debug)]
+pub(crate) struct Prefetch {
+    pub(super) fd: i32,
+    /// Number of bytes requested.
+    pub(super) length: u64,
+    /// The result to send then, if the epoch is still current.
+    pub(super) result: CallResult,
+    pub(super) epoch: Epoch,
+}

@@ -1,0 +1,190 @@
+//! Which files of a process are delegated after a call.
+
+use super::{
+    Delegable, Delegations, FileVersion, MAX_NODE_CLOCK_DIFFERENCE, MIN_LOCAL_OPEN_SIZE, ReadDelegation,
+    TIMESTAMP_GRANULARITY,
+};
+use crate::calls::current::CurrentCall;
+use crate::files::attributes::file_attributes;
+use crate::files::shared_fs::SharedFilesystems;
+use crate::process::Process;
+use crate::shim::Shim;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, makedev, open, statx};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tern_ids::HomePid;
+use tern_image::node_file::{MountKind, allows_direct};
+use tern_migrate::message::{CallResult, FileDelegation, FileNotice};
+use tern_migrate::prefetch::OpenPrefetch;
+use tern_syscall::Outcome;
+use tern_tracee::procfs;
+
+impl Shim {
+    /// Adds file notices to the result of this call. An error of a delayed write is returned by the
+    /// next call that reports such errors, at the latest by close.
+    pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
+        // Shared memory is not delegated: a process that returns overwrites it at home with its own
+        // content, and delayed writes would be lost.
+        let Self { processes, shared_filesystems, shared_memory, .. } = self;
+        let is_shared = |file: (u64, u64)| shared_memory.object_at(file).is_some();
+        let Some(process) = processes.get_mut(&pid) else { return };
+        process.delegations.set_epoch(process.epoch);
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        if let Some(error) = process.delegations.take_write_error(nr, &args, result.outcome.ret) {
+            result.outcome.ret = error;
+        }
+        result.notices = process.file_notices(current, &result.outcome, is_shared, shared_filesystems);
+    }
+}
+
+impl Process {
+    fn file_notices(
+        &mut self,
+        current: &CurrentCall,
+        outcome: &Outcome,
+        is_shared: impl Fn((u64, u64)) -> bool,
+        shared_filesystems: &mut SharedFilesystems,
+    ) -> Vec<(i32, FileNotice)> {
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        self.delegations.forget_descriptors(nr, &args);
+        let began_at = SystemTime::now().checked_sub(current.posted_at.elapsed()).unwrap_or(UNIX_EPOCH);
+        let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
+        let mut notices = self.delegations.revalidate(read, began_at);
+        if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
+            && self.has_exclusive_files()
+            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd))
+            && let Some(Delegable { file, location, attributes }) =
+                self.try_delegate(fd, is_new, shared_filesystems)
+            && !is_shared(file.id)
+        {
+            let elsewhere = (!file.is_home_local && location.is_none()).then_some(file.id);
+            notices.extend(self.delegations.grant(fd, &file, elsewhere));
+            notices.push((fd, FileNotice::Delegated(file)));
+            notices.extend(location.map(|location| (fd, FileNotice::LocalFile(location))));
+            let prefetch = attributes.map(|attributes| OpenPrefetch { attributes, content: None });
+            notices.extend(prefetch.map(|prefetch| (fd, FileNotice::Prefetched(Box::new(prefetch)))));
+        }
+        notices.extend(self.delegations.offer_written_location(self.memory.pid()));
+        notices.extend(self.delegations.offer_shared(self.memory.pid(), shared_filesystems));
+        notices
+    }
+
+    /// Whether only its own calls, one after the other, access its files. A process that shares
+    /// memory may learn through that memory, without any call, that a file has changed.
+    fn has_exclusive_files(&mut self) -> bool {
+        if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
+            return false;
+        }
+        // Sharing of descriptors that began before this epoch is found here, later sharing at the
+        // guest.
+        let pid = self.memory.pid();
+        *self
+            .delegations
+            .has_own_descriptors
+            .get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
+    }
+
+    /// A file that no other process has open, and its location if it is in MFS. `is_new`: it has been
+    /// opened just now.
+    fn try_delegate(
+        &mut self,
+        fd: i32,
+        is_new: bool,
+        shared_filesystems: &mut SharedFilesystems,
+    ) -> Option<Delegable> {
+        const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
+        let pid = self.memory.pid();
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = Arc::new(open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?);
+        // Without DONT_SYNC this would ask a file server.
+        let identity = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found =
+            statx(&file, "", identity, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+        if u32::from(found.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+            return None;
+        }
+        let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+        let id = (device, found.stx_ino);
+        let is_shared = shared_filesystems.locate(pid, fd, device).is_some();
+        let elsewhere = is_shared
+            || match self.delegations.trees.kind(pid, device, found.stx_mnt_id) {
+                MountKind::Mfs => true,
+                MountKind::Local => false,
+                MountKind::Other => return None,
+            };
+        let (offset, flags) = procfs::descriptor_state(pid, fd).ok()?;
+        let access = (flags & libc::O_ACCMODE as u64) as i32;
+        // O_SYNC includes O_DSYNC.
+        if flags & SPECIAL != 0 {
+            return None;
+        }
+        let (reads, writes) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
+        // A write beyond RLIMIT_FSIZE must fail at once; and mapped memory changes without calls.
+        let bound =
+            || tern_tracee::limit::get(pid, libc::RLIMIT_FSIZE).map_or(true, |(soft, _)| soft != u64::MAX);
+        let memory = || {
+            std::fs::read_link(&path)
+                .map_or(true, |to| to.starts_with("/dev/shm") || to.starts_with("/memfd:"))
+        };
+        if !elsewhere && memory() || writes && bound() {
+            return None;
+        }
+        let shows_attributes = is_new && !is_shared && self.shares_user_namespace();
+        let Delegations { trees, worker, .. } = &mut self.delegations;
+        let opened = Arc::clone(&file);
+        let examine = move || {
+            let attributes = shows_attributes.then(|| file_attributes(&opened)).flatten();
+            fstat(&*opened).ok().map(|stat| (stat, attributes))
+        };
+        let (stat, attributes) = if elsewhere { worker.run(examine)?? } else { examine()? };
+        // Worth opening at once: a file opened for reading and writing, which is not prefetched,
+        // and a long one.
+        let worth_opening =
+            reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
+        let location = if elsewhere && worth_opening && !is_shared {
+            trees.locate_fd(pid, fd, id, |link| worker.run(move || allows_direct(&link)))
+        } else {
+            None
+        };
+        let attributes = attributes.filter(|_| location.is_none());
+        if !writes {
+            let granularity = if elsewhere {
+                TIMESTAMP_GRANULARITY + MAX_NODE_CLOCK_DIFFERENCE
+            } else {
+                TIMESTAMP_GRANULARITY
+            };
+            let version = FileVersion::of(&stat);
+            let observed_since = SystemTime::now();
+            let watched = ReadDelegation {
+                file,
+                version,
+                granularity,
+                device,
+                is_shared,
+                may_wait: elsewhere,
+                observed_since,
+                location_sent: false,
+            };
+            self.delegations.read_delegations.insert(fd, watched);
+        }
+        let file = FileDelegation {
+            id,
+            offset,
+            can_read: reads,
+            can_write: writes,
+            is_home_local: !elsewhere && is_new,
+        };
+        Some(Delegable { file, location, attributes })
+    }
+
+    /// Whether uids and gids mean the same for it as for the shim.
+    pub(crate) fn shares_user_namespace(&mut self) -> bool {
+        let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+        let pid = self.memory.pid().to_string();
+        // Calls that change that are made at home only.
+        *self
+            .delegations
+            .in_same_user_ns
+            .get_or_insert_with(|| users(&pid).is_some_and(|own| users("self") == Some(own)))
+    }
+}

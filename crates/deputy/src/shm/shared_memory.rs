@@ -1,0 +1,206 @@
+//! The memory that processes away share: it is kept open, and opens of it by others are watched and
+//! blocked.
+
+use super::open_blocker::OpenBlocker;
+use super::open_watch::OpenWatch;
+use super::openers::{Opener, OpenerScanner};
+use super::sharers::{Sharers, Unopened, shared_refusal};
+use crate::waker::Waker;
+use rustix::fs::SealFlags;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use tern_ids::HomePid;
+use tern_image::object::{ObjectId, SharedObjects};
+
+/// The objects that processes away share.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    /// The objects, opened.
+    objects: SharedObjects,
+    /// The device and inode of each.
+    inodes: HashMap<ObjectId, (u64, u64)>,
+    /// Those of `inodes` that other processes may have open, as far as no scan has shown otherwise.
+    unchecked_inodes: HashSet<(u64, u64)>,
+    /// Reports opens by name, once there is an object with a name.
+    open_watch: Option<OpenWatch>,
+    /// Blocks opens for writing, if possible.
+    open_blocker: Option<OpenBlocker>,
+    scanner: OpenerScanner,
+    waker: Waker,
+}
+
+impl SharedMemory {
+    pub(crate) fn new(waker: Waker) -> Self {
+        Self {
+            objects: SharedObjects::default(),
+            inodes: HashMap::new(),
+            unchecked_inodes: HashSet::new(),
+            open_watch: None,
+            open_blocker: None,
+            scanner: OpenerScanner::new(waker.clone()),
+            waker,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inodes.is_empty()
+    }
+
+    pub(crate) fn contains(&self, id: ObjectId) -> bool {
+        self.objects.get(id).is_some()
+    }
+
+    /// The objects, to read and write their content.
+    pub(crate) fn objects(&self) -> &SharedObjects {
+        &self.objects
+    }
+
+    /// The device and inode of an object.
+    pub(super) fn inode_of(&self, id: ObjectId) -> Option<(u64, u64)> {
+        self.inodes.get(&id).copied()
+    }
+
+    /// The object with this device and inode.
+    pub(crate) fn object_at(&self, inode: (u64, u64)) -> Option<ObjectId> {
+        self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
+    }
+
+    /// Keeps an object open, watched and guarded while it is shared away, for processes of this
+    /// user.
+    pub(super) fn track(&mut self, id: ObjectId, file: File, uid: u32) -> io::Result<()> {
+        let meta = file.metadata()?;
+        // A sealed object could not be written when the process comes home.
+        const SEALED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+        if rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.intersects(SEALED)) {
+            return Err(io::Error::other("it is sealed against writing"));
+        }
+        if meta.nlink() > 0 {
+            let watch = match &mut self.open_watch {
+                Some(watch) => watch,
+                none => none.insert(OpenWatch::new(uid)?),
+            };
+            watch.add(id, &file)?;
+            self.block_opens(id, &file);
+        }
+        self.inodes.insert(id, (meta.dev(), meta.ino()));
+        self.objects.add(id, file);
+        Ok(())
+    }
+
+    /// Blocks opens of an object, if possible.
+    fn block_opens(&mut self, id: ObjectId, file: &File) {
+        if self.open_blocker.is_none() {
+            match OpenBlocker::new(self.waker.clone()) {
+                Ok(open_blocker) => self.open_blocker = Some(open_blocker),
+                Err(error) => return tracing::info!(%error, "opens of shared memory cannot be blocked"),
+            }
+        }
+        if let Some(Err(error)) = self.open_blocker.as_mut().map(|open_blocker| open_blocker.add(id, file)) {
+            tracing::info!(%error, "opens of this shared file cannot be blocked");
+        }
+    }
+
+    /// Closes the objects that are not in use any more.
+    pub(super) fn retain(&mut self, in_use: impl Fn(&ObjectId) -> bool) {
+        self.objects.retain(&in_use);
+        self.inodes.retain(|id, _| in_use(id));
+        let inodes: HashSet<(u64, u64)> = self.inodes.values().copied().collect();
+        self.unchecked_inodes.retain(|inode| inodes.contains(inode));
+        if let Some(watch) = &mut self.open_watch {
+            watch.retain(&in_use);
+        }
+        if let Some(open_blocker) = &mut self.open_blocker {
+            open_blocker.retain(&in_use);
+        }
+    }
+
+    /// Other processes may have this object open, until a scan shows otherwise.
+    pub(super) fn uncheck(&mut self, id: ObjectId) {
+        self.unchecked_inodes.extend(self.inodes.get(&id));
+    }
+
+    /// The same for all objects that were opened by name just now.
+    pub(crate) fn uncheck_opened(&mut self) {
+        if let Some(watch) = &mut self.open_watch {
+            let opened = watch.opened().iter().filter_map(|id| self.inodes.get(id));
+            self.unchecked_inodes.extend(opened);
+        }
+    }
+
+    /// Checks that only these processes have open what they share, and no other one opens it.
+    ///
+    /// # Errors
+    /// If one does, or may, or if that is not known yet.
+    pub(super) fn check_openers(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
+        let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
+        let unchecked: HashSet<_> =
+            inodes.filter(|inode| self.unchecked_inodes.contains(inode)).copied().collect();
+        let opening = self
+            .open_blocker
+            .as_mut()
+            .and_then(|open_blocker| unchecked.iter().find_map(|inode| open_blocker.opening_thread(*inode)));
+        if let Some(tid) = opening {
+            return Err(shared_refusal(format!("thread {tid} opens what it shares"), true).into());
+        }
+        if unchecked.is_empty() {
+            return Ok(());
+        }
+        match self.find_opener(unchecked.clone(), sharers.pids.clone()) {
+            Opener::None => {
+                self.unchecked_inodes.retain(|inode| !unchecked.contains(inode));
+                Ok(())
+            }
+            Opener::Pending => Err(Unopened::ScanPending),
+            // A process that inherits or opens it may be about to map it.
+            Opener::Process(other) => {
+                Err(shared_refusal(format!("process {other} has open what it shares"), true).into())
+            }
+            Opener::Unknown => {
+                let why = "it takes too long to learn which other processes have open what it shares";
+                Err(shared_refusal(why.into(), true).into())
+            }
+        }
+    }
+
+    /// A process other than `these` that has one of these files open.
+    pub(super) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
+        self.scanner.find(files, these)
+    }
+
+    /// Readable when an object was opened by name.
+    pub(crate) fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.open_watch.as_ref().map(OpenWatch::fd)
+    }
+
+    /// The objects that were opened by name, and not checked since.
+    pub(super) fn opened(&mut self) -> HashSet<ObjectId> {
+        // Read also if nothing is watched any more: the kernel reports the end of each watch, and the
+        // main loop would not sleep before that is read.
+        self.open_watch.as_mut().map(|watch| watch.opened().clone()).unwrap_or_default()
+    }
+
+    /// The opens of this object were checked.
+    pub(super) fn opens_checked(&mut self, id: ObjectId) {
+        if let Some(watch) = &mut self.open_watch {
+            watch.opens_checked(id);
+        }
+    }
+
+    /// The blocked opens: device and inode, and the thread that opens it.
+    pub(super) fn blocked_opens(&self) -> Vec<((u64, u64), HomePid)> {
+        self.open_blocker.as_ref().map(OpenBlocker::blocked).unwrap_or_default()
+    }
+
+    /// Lets the blocked opens of a file by a thread pass. `is_own` says whether it belongs to the
+    /// group that shares the file.
+    pub(super) fn pass_open(&mut self, inode: (u64, u64), tid: HomePid, is_own: bool) {
+        match &mut self.open_blocker {
+            Some(open_blocker) if is_own => open_blocker.pass(inode, tid),
+            Some(open_blocker) => open_blocker.pass_stranger(inode, tid),
+            None => {}
+        }
+    }
+}
