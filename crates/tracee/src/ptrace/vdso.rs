@@ -146,12 +146,14 @@ mod tests {
     fn clock_reader() -> Child {
         // SAFETY: the child makes only calls that are allowed after a fork.
         let child = Child(unsafe { libc::fork() });
-        while child.0 == 0 {
+        if child.0 == 0 {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: the time is a valid place.
-            unsafe {
-                libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
-                libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time);
+            loop {
+                // SAFETY: the time is a valid place.
+                unsafe {
+                    libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+                    libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time);
+                }
             }
         }
         child
