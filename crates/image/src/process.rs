@@ -71,7 +71,7 @@ impl Unmovable {
 pub const MAX_THREADS: usize = 4096;
 
 /// Checks a process from outside, without stopping it, for reasons not to move it that are cheap to
-/// find. `tracer` is Tern's own pid if it already traces the process, else 0.
+/// find. `tracer` is Tern's own pid if it already traces the process or some of its threads, else 0.
 ///
 /// # Errors
 /// `Err` if the process is gone; `Ok(Err)` with the reason.
@@ -99,8 +99,10 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
     // read from a live thread.
     let pid = procfs::live_thread(pid);
     let status = procfs::status(pid)?;
-    let reason = if status.tracer != 0 && status.tracer != tracer {
-        Some(Unmovable::Traced(status.tracer))
+    // A shim detaches from a process that comes home, except from threads whose calls have not ended.
+    let other_tracer = procfs::tracers(pid).into_iter().find(|other| *other != tracer);
+    let reason = if let Some(other) = other_tracer {
+        Some(Unmovable::Traced(other))
     } else if status.resident_kib == 0 {
         Some(Unmovable::NoMemory)
     } else if first.own_pid == 1 {

@@ -279,6 +279,14 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
+/// The processes that trace threads of a process, once for each thread that is traced. Empty if the
+/// process is gone.
+#[must_use]
+pub fn tracers(pid: i32) -> Vec<i32> {
+    let tracer = |tid: i32| status(tid).ok().map(|status| status.tracer).filter(|tracer| *tracer != 0);
+    threads(pid).into_iter().flatten().filter_map(tracer).collect()
+}
+
 /// A live thread of a process, through whose /proc entries its memory and files are read: the
 /// first, unless it has exited before others. The pid itself if no thread is alive.
 #[must_use]

@@ -147,3 +147,52 @@ fn process_that_waits_leaves_home_again() -> Result<()> {
         waiting.into_iter().try_for_each(|one| one.join().map_err(|_panic| anyhow::anyhow!("a panic"))?)
     })
 }
+
+/// Its second thread waits in a call with a time limit until its input ends, and its child shares
+/// memory with it.
+const SHARES_AND_WAITS: &str = "
+import mmap, os, select, sys, threading, time
+shared = mmap.mmap(-1, 4096)
+if os.fork() == 0:
+    while not shared[0]:
+        time.sleep(0.01)
+    shared[1] = 42
+    os._exit(0)
+end, begin = os.pipe()
+poll = select.poll()
+poll.register(end)
+waiting = threading.Thread(target=poll.poll, args=(600000,))
+waiting.start()
+print('waiting', flush=True)
+sys.stdin.read()
+os.write(begin, b'x')
+waiting.join()
+shared[0] = 1
+os.wait()
+print('PASS' if shared[1] == 42 else 'FAIL')
+";
+
+/// The shim that brought the processes home still traces the thread that waits. Another shim, which
+/// is asked to move the child, must not move the parent without that thread.
+#[test]
+fn sharer_of_a_process_that_waits_leaves_home_again() -> Result<()> {
+    let cluster = &Cluster::with_nodes("sharingwaits", 3)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "-2", "python3", "-c", SHARES_AND_WAITS]);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("waiting")?;
+    let children = cluster.run(1, &["pgrep", "-P", &running.pid.to_string()])?;
+    let child: i32 = String::from_utf8_lossy(&children).trim().parse()?;
+    for (pid, to) in [(running.pid, "home"), (child, "2"), (child, "home"), (child, "3"), (running.pid, "2")]
+    {
+        let moved = cluster.migrate(pid, to);
+        moved.with_context(|| format!("{pid} to {to}\n{}", cluster.diagnostics(running.pid)))?;
+        let place = if to == "home" { 1 } else { to.parse()? };
+        let here = cluster.location(running.pid)?.map(|(node, _)| node);
+        ensure!(here == Some(place), "{pid} is at {to}, its parent at {here:?}");
+    }
+    running.close_input();
+    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(running.pid))?;
+    ensure!(end.status == 0 && end.out == b"waiting\nPASS\n", "{end:?}");
+    Ok(())
+}

@@ -88,8 +88,9 @@ impl Shim {
         // of the group while it waits.
         let own = std::process::id() as i32;
         for other in &all {
-            let by = procfs::status(other.0).map_or(0, |status| status.tracer);
-            if by != 0 && by != own && is_shim(by) {
+            // It may have detached from all threads but one, whose call has not ended.
+            let tracers = procfs::tracers(other.0);
+            if let Some(by) = tracers.into_iter().find(|by| *by != own && is_shim(*by)) {
                 let why = format!("process {other}, with which it shares memory, is on its way or away");
                 let (refusal, is_transient) = shared_refusal(why, true);
                 return Err(GroupRefusal { refusal, is_transient, held_by: Some((by, *other)) });

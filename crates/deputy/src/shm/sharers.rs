@@ -1,6 +1,6 @@
 //! Finds the processes that share memory with a process at home, by scanning /proc.
 
-use super::openers::all_pids;
+use super::openers::{all_pids, is_shim};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tern_control::{Refusal, RefusalKind};
 use tern_image::Unmovable;
@@ -56,11 +56,12 @@ fn writable(maps: &[Mapping]) -> HashSet<ObjectId> {
     maps.iter().filter(|m| writes_are_visible_to_others(m) && !m.is_anonymous()).map(object::id).collect()
 }
 
+/// The shared memory of all processes but shims, which map the mailboxes of their deputies.
 pub(crate) fn shared_maps() -> SharedMaps {
     let of = |pid: i32| {
         let maps = procfs::maps(procfs::live_thread(pid)).ok()?;
         let shared: HashSet<ObjectId> = maps.iter().filter(|m| m.shared).map(object::id).collect();
-        (!shared.is_empty()).then_some((pid, shared))
+        (!shared.is_empty() && !is_shim(pid)).then_some((pid, shared))
     };
     all_pids().filter_map(of).collect()
 }
