@@ -1,5 +1,4 @@
 //! Guests that depart, for home or for another node.
 
 pub(crate) mod group;
-pub(crate) mod messages;
 pub(crate) mod send;

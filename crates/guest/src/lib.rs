@@ -2,8 +2,9 @@
 //! forwards all others home.
 //!
 //! In the order of a process's life:
-//! * [`run()`]: the main loop;  `shim`: its state, the messages from home, and the requests from the
-//!   node;  `workers`: threads for operations that block
+//! * [`run()`]: runs a shim;  `shim`: its loop, with the links, the workers and the guests: messages
+//!   from home, requests from the node, and the kernel's reports. Nothing below uses it
+//! * `workers`: threads for operations that block
 //! * `sandbox`: the namespaces that hold the guests, and the helper that is their first process
 //! * `process`: one guest, its threads and its address space;  how they are stopped and resumed
 //! * `arrive`: an empty process becomes a guest;  `depart`: a guest goes home or onward

@@ -2,9 +2,7 @@
 
 mod quiesce;
 pub(crate) mod space;
-mod stops;
 pub(crate) mod thread;
-mod unmapped;
 
 use crate::arrive::build::Arriving;
 use crate::depart::send::Departing;

@@ -1,130 +1,201 @@
-//! The state of a guest shim: its guests on this node, and its links.
+//! The loop of a guest shim. It keeps the links, the workers and the members of its family on this
+//! node; nothing below it sees it. What concerns one guest is done by that guest, or by a part of
+//! it, which returns what is to be done: the shim then does it.
 
+mod arrivals;
+mod departures;
+mod family_sandbox;
+mod home_link;
+mod keep_alive;
+mod members;
 mod messages;
+mod onward;
+mod poll;
 mod requests;
+mod stops;
+mod unmapped;
 
-use crate::depart::messages::DrainingLink;
 use crate::error::GuestError;
 use crate::files::local::LocalNode;
-use crate::process::{Guest, State};
-use crate::sandbox::Sandbox;
-use crate::time::clocks::HomeClocks;
+use crate::process::State;
 use crate::workers::Workers;
-use std::collections::HashMap;
-use std::time::Instant;
+use family_sandbox::FamilySandbox;
+use home_link::HomeLink;
+use members::Members;
+use onward::{Departures, SourceLink};
+use std::time::Duration;
+use tern_control::ShimRole;
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
 use tern_control::turn_watch::TurnWatch;
-use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
+use tern_ids::{Epoch, HomePid};
 use tern_image::content::ContentCache;
-use tern_migrate::message::{Departure, Machine, Message, Reassembler, send};
-use tern_tracee::procfs;
-use tern_tracee::stop::{self, WaitEvent};
-use tern_wire::Link;
+use tern_migrate::message::{Machine, Message};
+use tern_tracee::{Memory, procfs};
+use tern_wire::Ephemeral;
 
-/// The link from the previous node of a guest that migrates onward to this one.
-#[derive(Debug)]
-pub(crate) struct SourceLink {
-    pub(crate) link: Link,
-    pub(crate) inbox: Reassembler,
-    /// The guest that it sends, with its new epoch.
-    pub(crate) sends: Option<(HomePid, Epoch)>,
-}
+/// How long home may leave this shim without a guest before the shim ends.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long to wait, when the shim ends, for home to receive the last messages.
+const LAST_MESSAGES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The away half of one family on one node.
 #[derive(Debug)]
 pub(crate) struct Shim {
-    pub(crate) start: ShimStart,
-    pub(crate) home_node: NodeId,
-    pub(crate) accept: Vec<Fingerprint>,
-    pub(crate) identity: (u32, u32),
-    pub(crate) workers: Workers,
-    pub(crate) control_socket: ControlSocket,
-    pub(crate) home: Option<Link>,
-    /// The sequence number of the connection that became `home`. An older connection whose
-    /// handshake completes later does not replace it.
-    pub(crate) home_connection: u64,
-    /// Home's shim, known from its first offer, and when home's daemon was last asked about it.
-    pub(crate) home_shim: Option<ShimId>,
-    pub(crate) last_asked_home: Instant,
-    pub(crate) source_links: Vec<SourceLink>,
-    /// Guests that are to migrate onward, while the next node is being connected to.
-    pub(crate) connecting: HashMap<HomePid, Departure>,
-    /// Guests that depart as soon as home has confirmed their pending writes, with the link to the
-    /// next node, if any.
-    pub(crate) returning: HashMap<HomePid, (Departure, Option<Link>)>,
-    /// Links to the next nodes of guests that were sent onward, until home has decided.
-    pub(crate) draining_links: Vec<DrainingLink>,
-    pub(crate) inbox: Reassembler,
-    /// When something last came from home, or its machine acknowledged what was sent to it.
-    pub(crate) last_contact: Instant,
-    pub(crate) last_heartbeat: Instant,
-    pub(crate) sandbox: Option<Sandbox>,
-    pub(crate) cache: ContentCache,
-    pub(crate) machine: Machine,
-    pub(crate) clocks: HomeClocks,
-    pub(crate) guests: HashMap<HomePid, Guest>,
-    /// Threads by their tid on this node: the process and the thread by their ids at home. It also
-    /// has arriving processes, and processes whose first thread has ended.
-    pub(crate) by_host_tid: HashMap<i32, (HomePid, HomePid)>,
-    /// The process of each thread, both by their ids at home.
-    pub(crate) by_home_tid: HashMap<HomePid, HomePid>,
+    start: ShimStart,
+    workers: Workers,
+    control_socket: ControlSocket,
+    home: HomeLink,
+    /// The links from the previous nodes of guests that migrate onward to this one.
+    source_links: Vec<SourceLink>,
+    departures: Departures,
+    members: Members,
+    sandbox: FamilySandbox,
+    cache: ContentCache,
+    machine: Machine,
     /// This node, and access to its files.
-    pub(crate) local_node: LocalNode,
-    /// Since when the shim has had no guest.
-    pub(crate) empty_since: Instant,
-    /// Whether the shim has had a guest, or declined its first one. It then ends when it has none.
-    pub(crate) has_had_guest: bool,
-    /// Whether the last poll found the link to home readable, and a trap pending.
-    pub(crate) is_home_readable: bool,
-    pub(crate) is_trap_pending: bool,
+    local_node: LocalNode,
+    /// Whether the last poll found a trap pending.
+    is_trap_pending: bool,
     /// Reports steps of the main loop that take too long.
-    pub(crate) turn_watch: TurnWatch,
+    turn_watch: TurnWatch,
 }
 
 impl Shim {
+    /// A shim without a guest, which waits for home.
+    ///
+    /// # Errors
+    /// If it cannot be set up, or is not to be a guest shim.
+    pub(crate) fn new(
+        start: ShimStart,
+        key: Ephemeral,
+        control_socket: ControlSocket,
+    ) -> anyhow::Result<Self> {
+        let ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
+            anyhow::bail!("this shim is not a guest shim");
+        };
+        let me = std::process::id() as i32;
+        let machine = tern_migrate::machine::describe(&Memory::open(me)?, &procfs::maps(me)?)?;
+        let local_node = LocalNode::new(start.node, &start.run_dir, &start.shared);
+        Ok(Self {
+            home: HomeLink::new(home, accept.first().copied()),
+            workers: Workers::new(key, accept)?,
+            control_socket,
+            source_links: Vec::new(),
+            departures: Departures::default(),
+            members: Members::new(),
+            sandbox: FamilySandbox::new((uid, gid)),
+            cache: ContentCache::new(&start.cache_dir).with_opener(local_node.file_opener(home)),
+            machine,
+            local_node,
+            is_trap_pending: true,
+            turn_watch: TurnWatch::new("guest shim", &start.run_dir, tern_tracee::stop::time_slept),
+            start,
+        })
+    }
+
+    /// Whether its family has left this node, or home is lost.
+    pub(crate) fn is_finished(&self) -> bool {
+        // Home's timeout expires 5 s earlier, and home then kills the deputies. Without them the
+        // guests are of no use. Until the first guest arrives, `EMPTY_TIMEOUT` applies, which is
+        // longer than home waits for a new shim.
+        let has_had_guest = self.members.has_had_any();
+        let timeout =
+            if has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
+        let unreachable = self.home.time_unreachable();
+        let lost = unreachable.is_some_and(|time| time > timeout);
+        // Home closes the link when it has no use for this shim; the timeout covers a home that
+        // does not.
+        let left =
+            self.members.empty_time().is_some_and(|time| unreachable.is_some() || time > EMPTY_TIMEOUT);
+        (has_had_guest && left) || lost
+    }
+
+    /// How long another node may be unreachable before its link counts as lost. It applies to home
+    /// and to the next node of a departing guest.
+    fn link_timeout(&self) -> Duration {
+        Duration::from_secs(u64::from(self.start.give_up_after))
+    }
+
+    /// One turn of the main loop.
+    ///
+    /// # Errors
+    /// If the events cannot be waited for.
+    pub(crate) fn run_once(&mut self) -> anyhow::Result<()> {
+        self.poll()?;
+        self.turn_watch.begin();
+        self.members.update_empty_since();
+        self.serve_node();
+        self.step_ended("serve_node");
+        self.handle_worker_events();
+        self.step_ended("handle_worker_events");
+        self.handle_stops();
+        self.step_ended("handle_stops");
+        self.receive_from_home();
+        self.step_ended("receive_from_home");
+        self.handle_traps();
+        self.step_ended("handle_traps");
+        self.start_openings();
+        self.step_ended("start_openings");
+        self.do_due_work();
+        self.step_ended("do_due_work");
+        self.return_delegations();
+        self.step_ended("return_delegations");
+        self.advance_departures();
+        self.step_ended("advance_departures");
+        self.drain_links();
+        self.step_ended("drain_links");
+        self.report_fatal_signals();
+        self.step_ended("report_fatal_signals");
+        self.request_fetches();
+        self.step_ended("request_fetches");
+        self.report_cpu_thresholds();
+        self.step_ended("report_cpu_thresholds");
+        self.keep_alive();
+        self.step_ended("keep_alive");
+        self.continue_quiesce();
+        self.step_ended("continue_quiesce");
+        Ok(())
+    }
+
+    /// Records that a step of this turn of the main loop has ended, and warns if it took long.
+    fn step_ended(&mut self, step: &str) {
+        if let Some(took) = self.turn_watch.step(step) {
+            tracing::warn!(step, ?took, "a step of the main loop took long");
+        }
+    }
+
+    /// Ends the shim, whose family has left.
+    pub(crate) fn end(mut self) {
+        drop(self.control_socket);
+        // The sandbox's helper is the last process in the control group.
+        self.sandbox.end();
+        tern_cgroup::guests::remove_if_empty();
+        self.home.drain(LAST_MESSAGES_TIMEOUT);
+    }
+
     /// Sends a message to home about a process or one of its threads. A failure drops the link.
-    pub(crate) fn send_home(&mut self, tag: HomePid, message: &Message) {
-        let Some(home) = &mut self.home else { return };
-        if send(home, tag, message, &[]).is_err() {
+    fn send_home(&mut self, tag: HomePid, message: &Message) {
+        if self.home.send(tag, message).is_err() {
             self.drop_home_link();
         }
     }
 
-    /// Registers a thread by its ids at home and on this node.
-    pub(crate) fn register_thread(&mut self, pid: HomePid, tid: HomePid, host: i32) {
-        self.by_host_tid.insert(host, (pid, tid));
-        self.by_home_tid.insert(tid, pid);
-    }
-
-    /// Removes what [`register_thread`](Self::register_thread) has registered.
-    pub(crate) fn unregister_thread(&mut self, tid: HomePid, host: i32) {
-        if let Some((pid, _)) = self.by_host_tid.remove(&host)
-            && self.by_home_tid.get(&tid) == Some(&pid)
-        {
-            self.by_home_tid.remove(&tid);
-        }
-    }
-
-    /// The guest that has this thread, given by its tid at home.
-    pub(crate) fn process_of_thread(&self, tid: HomePid) -> Option<HomePid> {
-        self.by_home_tid.get(&tid).copied()
-    }
-
-    pub(crate) fn drop_home_link(&mut self) {
-        if self.home.take().is_none() {
+    /// Drops the link to home, if there is one. Migrations that home has not decided are cancelled:
+    /// arriving guests end, departing ones stay.
+    fn drop_home_link(&mut self) {
+        if !self.home.disconnect() {
             return;
         }
-        self.guests.values_mut().for_each(|guest| guest.process.names.clear());
-        // Migrations that home has not decided are cancelled: arriving guests end, departing ones
-        // stay.
-        self.connecting.clear();
-        for (pid, _) in self.returning.drain() {
-            self.guests.entry(pid).and_modify(|guest| guest.process.files.allow_delegations());
+        self.members.iter_mut().for_each(|guest| guest.process.names.clear());
+        for pid in self.departures.cancel_all() {
+            if let Some(guest) = self.members.get_mut(pid) {
+                guest.process.files.allow_delegations();
+            }
         }
-        let pids: Vec<HomePid> = self.guests.keys().copied().collect();
-        for pid in pids {
-            match self.guests.get(&pid).map(|guest| &guest.process.state) {
+        for pid in self.members.pids() {
+            match self.members.get(pid).map(|guest| &guest.process.state) {
                 Some(State::Arriving(_)) => self.kill(pid),
                 Some(State::Departing(_)) => self.cancel_departure(pid, None),
                 _ => {}
@@ -132,7 +203,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_error(&mut self, pid: HomePid, error: &GuestError) {
+    fn handle_error(&mut self, pid: HomePid, error: &GuestError) {
         match error {
             GuestError::Link(error) => {
                 tracing::warn!(%error, "the link to home is cut");
@@ -141,7 +212,7 @@ impl Shim {
             GuestError::Process(_) | GuestError::Unmovable(_) => {
                 // The exit status may have been collected already, so the main loop will not see
                 // the end.
-                if self.guests.contains_key(&pid) {
+                if self.members.contains(pid) {
                     tracing::error!(%pid, %error, "a guest cannot continue here");
                     self.send_home(pid, &Message::KilledBySignal(libc::SIGKILL));
                     self.kill(pid);
@@ -151,58 +222,29 @@ impl Shim {
     }
 
     /// Kills a guest and waits until its pids are free.
-    pub(crate) fn kill(&mut self, pid: HomePid) {
-        if let Some(guest) = self.guests.get(&pid) {
-            let host = guest.process.host_pid;
-            tern_tracee::pidfd::kill(host);
-            // The kernel reports the end of the first thread only when all others have ended and
-            // have been waited for, including those that were created and never registered.
-            while let Ok(threads) = procfs::threads(host) {
-                let others: Vec<i32> = threads.into_iter().filter(|thread| *thread != host).collect();
-                if others.is_empty() {
-                    break;
-                }
-                others.into_iter().for_each(await_exit);
-            }
-            await_exit(host);
-        }
-        self.remove(pid);
+    fn kill(&mut self, pid: HomePid) {
+        self.members.kill(pid);
+        self.departures.cancel(pid);
     }
 
-    pub(crate) fn remove(&mut self, pid: HomePid) {
-        if let Some(guest) = self.guests.remove(&pid) {
-            for thread in guest.threads.values() {
-                self.unregister_thread(thread.tid, thread.host_tid);
-            }
-            self.unregister_thread(pid, guest.process.host_pid);
-        }
-        self.connecting.remove(&pid);
-        self.returning.remove(&pid);
+    /// Removes a guest that has ended.
+    fn remove(&mut self, pid: HomePid) {
+        self.members.remove(pid);
+        self.departures.cancel(pid);
     }
 
     /// Ends guests of these epochs, for which home no longer waits, as home's daemon reports. They
     /// were taken back, or have ended at home, while the link was down.
-    pub(crate) fn end_not_awaited(&mut self, epochs: &[(HomePid, Epoch)]) {
-        if self.home.is_some() {
+    fn end_not_awaited(&mut self, epochs: &[(HomePid, Epoch)]) {
+        if self.home.is_connected() {
             // The link is back, and home decides by itself.
             return;
         }
         for (pid, epoch) in epochs {
-            if self.guests.get(pid).is_some_and(|guest| guest.process.epoch == *epoch) {
+            if self.members.get(*pid).is_some_and(|guest| guest.process.epoch == *epoch) {
                 tracing::info!(%pid, ?epoch, "home no longer waits for this guest");
                 self.kill(*pid);
             }
-        }
-    }
-}
-
-/// Waits for the end of a killed thread.
-fn await_exit(thread: i32) {
-    loop {
-        match stop::wait(thread, true) {
-            Ok(Some((_, WaitEvent::Stopped(stopped)))) => drop(stopped.resume(0)),
-            Ok(None) => {}
-            Ok(Some(_)) | Err(_) => break,
         }
     }
 }

@@ -6,8 +6,7 @@
 //! before its last write. Home restores none of them before it has all images, so it never restores
 //! a part of the group.
 
-use crate::process::State;
-use crate::shim::Shim;
+use crate::process::{Guest, State};
 use std::collections::HashSet;
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
@@ -29,20 +28,18 @@ impl GroupProgress {
     pub(crate) fn alone() -> Self {
         Self { others_ready: true, others_stopped: true, carried_by_others: HashSet::new() }
     }
-}
 
-impl Shim {
-    /// The progress of the group that this guest departs with, as seen from it.
-    pub(crate) fn group_progress(&self, pid: HomePid) -> GroupProgress {
-        let mut group = GroupProgress::alone();
-        let Some(State::Departing(departing)) = self.guests.get(&pid).map(|guest| &guest.process.state)
-        else {
+    /// The progress of the group that this guest departs with, as seen from it. `member` finds the
+    /// guests of this node.
+    pub(crate) fn of<'a>(pid: HomePid, member: impl Fn(HomePid) -> Option<&'a Guest>) -> Self {
+        let mut group = Self::alone();
+        let Some(State::Departing(departing)) = member(pid).map(|guest| &guest.process.state) else {
             return group;
         };
         for other in departing.group.iter().filter(|other| **other != pid) {
             // A missing member has ended, here and at home. It is not a child that is still being
             // created: its parent cannot be stopped until then.
-            let Some(guest) = self.guests.get(other) else { continue };
+            let Some(guest) = member(*other) else { continue };
             let (ready, stopped) = match &guest.process.state {
                 State::Departing(other) => {
                     group.carried_by_others.extend(&other.carried_objects);

@@ -1,10 +1,9 @@
 //! Messages from home, and from the previous nodes of arriving guests.
 
+use super::Shim;
 use crate::error::GuestResult;
 use crate::process::thread::PendingCall;
 use crate::process::{Guest, Process, State};
-use crate::shim::Shim;
-use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{Message, ReceivedMessage};
 use tern_syscall::{Outcome, Route, SplitCall, route};
@@ -14,23 +13,10 @@ use tern_tracee::siginfo::Siginfo;
 const SIGNAL_ACK_INTERVAL: u64 = 64;
 
 impl Shim {
-    pub(crate) fn receive_from_home(&mut self) {
+    pub(super) fn receive_from_home(&mut self) {
         // A limited number, so that a busy link does not starve the rest of the loop.
         for _ in 0..64 {
-            if !self.is_home_readable {
-                break;
-            }
-            let Some(home) = &mut self.home else { break };
-            let message = match home.receive() {
-                Ok(Some(frame)) => {
-                    let message = self.inbox.take(frame).map_err(|e| e.to_string());
-                    home.recycle(self.inbox.spare());
-                    message
-                }
-                Ok(None) => break,
-                Err(error) => Err(error.to_string()),
-            };
-            self.last_contact = Instant::now();
+            let Some(message) = self.home.receive() else { break };
             match message {
                 Ok(Some(arrived)) => self.handle_message(arrived),
                 Ok(None) => {}
@@ -44,7 +30,7 @@ impl Shim {
         self.receive_from_next();
     }
 
-    pub(crate) fn receive_from_sources(&mut self) {
+    pub(super) fn receive_from_sources(&mut self) {
         let mut source_links = std::mem::take(&mut self.source_links);
         source_links.retain_mut(|source| {
             for _ in 0..64 {
@@ -55,7 +41,7 @@ impl Shim {
                         }
                         Ok(Some(arrived)) => {
                             let pid = arrived.tag;
-                            let current = self.guests.get(&pid).map(|guest| (pid, guest.process.epoch));
+                            let current = self.members.get(pid).map(|guest| (pid, guest.process.epoch));
                             // If the program has executed another one meanwhile, that one arrives
                             // from home, and this link may still carry parts of the old one.
                             if current.is_none() || source.sends != current {
@@ -78,11 +64,11 @@ impl Shim {
         self.source_links.append(&mut source_links);
     }
 
-    pub(crate) fn handle_message(&mut self, arrived: ReceivedMessage) {
+    pub(super) fn handle_message(&mut self, arrived: ReceivedMessage) {
         if arrived.message.is_per_thread() {
             // Messages for threads that have ended or never existed are dropped.
             if let Some(pid) =
-                self.process_of_thread(arrived.tag).or_else(|| self.arriving_with_thread(arrived.tag))
+                self.members.process_of_thread(arrived.tag).or_else(|| self.arriving_with_thread(arrived.tag))
                 && let Err(error) = self.handle_thread_message(pid, arrived)
             {
                 self.handle_error(pid, &error);
@@ -113,7 +99,7 @@ impl Shim {
             }
             Message::Depart(departure) => self.handle_depart(pid, departure),
             Message::Clocks(home) => {
-                self.clocks.receive(*home);
+                self.sandbox.receive_clocks(*home);
                 self.send_home(HomePid(0), &Message::Heartbeat);
                 Ok(())
             }
@@ -125,13 +111,13 @@ impl Shim {
             Message::RequestFiles(_, indices) => self.handle_file_request(pid, indices),
             Message::Stop(stop) => self.job_control(pid, *stop),
             Message::Names(_) => {
-                if let (Some(guest), Message::Names(notice)) = (self.guests.get_mut(&pid), arrived.message) {
+                if let (Some(guest), Message::Names(notice)) = (self.members.get_mut(pid), arrived.message) {
                     guest.process.names.handle_notice(notice);
                 }
                 return;
             }
             Message::WatchUsage(at) => {
-                if let Some(guest) = self.guests.get_mut(&pid) {
+                if let Some(guest) = self.members.get_mut(pid) {
                     guest.set_cpu_threshold(None, *at);
                 }
                 Ok(())
@@ -149,7 +135,7 @@ impl Shim {
         match &arrived.message {
             Message::Result(_) => self.handle_result(pid, arrived),
             Message::PreludeDone(number, returned) => {
-                if let Some(guest) = self.guests.get_mut(&pid) {
+                if let Some(guest) = self.members.get_mut(pid) {
                     guest.process.files.confirm(*number, returned);
                     let Process { fastpath, memory, reserve, .. } = &mut guest.process;
                     fastpath.unpublish(memory, *reserve)?;
@@ -157,7 +143,7 @@ impl Shim {
                 Ok(())
             }
             Message::ThreadExited => {
-                let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+                let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
                 if guest.let_exit(tid)? {
                     // The memory is read through this thread while it is sent. Home asks again.
                     self.cancel_departure(pid, Some("busy: its first thread is ending; try again".into()));
@@ -165,18 +151,18 @@ impl Shim {
                 Ok(())
             }
             Message::WatchThreadUsage(at) => {
-                if let Some(guest) = self.guests.get_mut(&pid) {
+                if let Some(guest) = self.members.get_mut(pid) {
                     guest.set_cpu_threshold(Some(tid), *at);
                 }
                 Ok(())
             }
             Message::Content { hash, offset } => {
-                let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { return Ok(()) };
+                let Some(Guest { process, threads }) = self.members.get_mut(pid) else { return Ok(()) };
                 let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
                 thread.receive_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
             }
             Message::Signal(count, info) => {
-                let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { return Ok(()) };
+                let Some(Guest { process, threads }) = self.members.get_mut(pid) else { return Ok(()) };
                 if let State::Arriving(arriving) = &mut process.state {
                     arriving.receive_signal(tid, *count, info);
                     return Ok(());
@@ -202,12 +188,12 @@ impl Shim {
     fn handle_result(&mut self, pid: HomePid, arrived: ReceivedMessage) -> GuestResult {
         let tid = arrived.tag;
         let Message::Result(result) = arrived.message else { return Ok(()) };
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         if guest.receive_notices(tid, &result, &self.local_node) {
-            return guest.handle_queued_traps(self.home.as_mut());
+            return guest.handle_queued_traps(self.home.link());
         }
         let Some((pending, result)) = guest.take_result(tid, *result)? else {
-            return guest.handle_queued_traps(self.home.as_mut());
+            return guest.handle_queued_traps(self.home.link());
         };
         match (route(pending.trap.nr, &pending.trap.args), result.child) {
             (Route::Both(SplitCall::Fork), Some(child)) => {
@@ -215,9 +201,9 @@ impl Shim {
                 Ok(())
             }
             (Route::Both(SplitCall::Thread), Some(child)) => {
-                let Some(sandbox) = &self.sandbox else { return Ok(()) };
+                let Some(sandbox) = self.sandbox.get() else { return Ok(()) };
                 let host = guest.create_thread(tid, &pending, (child, result.outcome.ret as i32), sandbox)?;
-                self.register_thread(pid, child, host);
+                self.members.register_thread(pid, child, host);
                 Ok(())
             }
             (Route::Both(SplitCall::Fork | SplitCall::Thread), None) => {
@@ -225,25 +211,24 @@ impl Shim {
                 Err(tern_tracee::Error::Inconsistent { what, pid: tid.0 }.into())
             }
             _ => {
-                guest.do_local_part(tid, pending, result, &mut self.cache, self.home.as_mut())?;
-                guest.handle_queued_traps(self.home.as_mut())
+                guest.do_local_part(tid, pending, result, &mut self.cache, self.home.link())?;
+                guest.handle_queued_traps(self.home.link())
             }
         }
     }
 
     fn fork_guest(&mut self, pid: HomePid, tid: HomePid, pending: &PendingCall, child: (HomePid, &Outcome)) {
         // It cannot depart while it forks; home asks again.
-        if let Some(process) = self.guests.get_mut(&pid).map(|guest| &mut guest.process)
+        if let Some(process) = self.members.get_mut(pid).map(|guest| &mut guest.process)
             && matches!(process.state, State::Departing(_))
         {
             process.hold_forks();
         }
         self.cancel_departure(pid, Some("busy: it is forking; try again".into()));
-        let (Some(guest), Some(sandbox)) = (self.guests.get_mut(&pid), &self.sandbox) else { return };
+        let (Some(guest), Some(sandbox)) = (self.members.get_mut(pid), self.sandbox.get()) else { return };
         match guest.fork(tid, pending, child, sandbox) {
             Ok(forked) => {
-                self.register_thread(child.0, child.0, forked.process.host_pid);
-                self.guests.insert(child.0, forked);
+                self.members.insert(forked);
             }
             Err(error) => {
                 tracing::error!(%error, "a fork could not be made here");
@@ -255,7 +240,7 @@ impl Shim {
     /// Stops or resumes a guest for job control. The main loop carries out a stop, since some
     /// threads may be unable to stop at once.
     fn job_control(&mut self, pid: HomePid, stop: bool) -> GuestResult {
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         guest.process.is_suspended = stop;
         guest.process.invalidate_read_ahead()?;
         if !stop && matches!(guest.process.state, State::Running) {
@@ -265,7 +250,7 @@ impl Shim {
     }
 
     fn thaw(&mut self, pid: HomePid) -> GuestResult {
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         match guest.process.state {
             State::Running => {
                 guest.process.is_suspended = false;

@@ -1,16 +1,17 @@
 //! Requests from this node's daemon, and incoming connections.
 
+use super::Shim;
+use super::onward::SourceLink;
 use crate::files::local::LocalFile;
 use crate::process::thread::Thread;
 use crate::process::{Guest, Process, State};
-use crate::shim::{Shim, SourceLink};
 use crate::workers::WorkerEvent;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
 use tern_ids::HomePid;
-use tern_migrate::message::{Message, Reassembler, send};
+use tern_migrate::message::{Message, send};
 use tern_syscall::{Route, SplitCall, route};
 use tern_tracee::procfs;
 use tern_wire::Link;
@@ -19,7 +20,7 @@ use tern_wire::Link;
 const KILL_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Shim {
-    pub(crate) fn serve_node(&mut self) {
+    pub(super) fn serve_node(&mut self) {
         while let Some(caller) = self.control_socket.accept() {
             match caller.request() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.process_rows())),
@@ -41,9 +42,9 @@ impl Shim {
     /// Kills all guests on behalf of this node. Home ends the deputies when it receives the notice,
     /// or else when its timeout expires.
     fn kill_all(&mut self, why: &str) {
-        for pid in self.guests.keys().copied().collect::<Vec<_>>() {
+        for pid in self.members.pids() {
             tracing::warn!(%pid, why, "a guest is killed by this node");
-            let message = match self.guests.get(&pid).map(|guest| &guest.process) {
+            let message = match self.members.get(pid).map(|guest| &guest.process) {
                 // It can still be resumed where it comes from.
                 Some(Process { state: State::Arriving(_), epoch, .. }) => {
                     Message::Declined(*epoch, why.to_owned())
@@ -53,12 +54,10 @@ impl Shim {
             self.send_home(pid, &message);
             self.kill(pid);
         }
-        if let Some(home) = &mut self.home {
-            let _best_effort = home.drain(Instant::now() + KILL_NOTICE_TIMEOUT);
-        }
+        self.home.drain(KILL_NOTICE_TIMEOUT);
     }
 
-    pub(crate) fn process_rows(&mut self) -> Vec<ProcessRow> {
+    pub(super) fn process_rows(&mut self) -> Vec<ProcessRow> {
         let usage = |guest: &mut Guest| {
             let demand = guest.measure_demand();
             Usage {
@@ -68,7 +67,7 @@ impl Shim {
                 ..Usage::default()
             }
         };
-        let (uid, from) = (self.identity.0, Some(self.home_node));
+        let (uid, from) = (self.sandbox.uid(), Some(self.home.node()));
         let row = |guest: &mut Guest| ProcessRow {
             pid: guest.process.pid,
             uid,
@@ -87,10 +86,10 @@ impl Shim {
             usage: usage(guest),
             started: None,
         };
-        self.guests.values_mut().map(row).collect()
+        self.members.iter_mut().map(row).collect()
     }
 
-    pub(crate) fn handle_worker_events(&mut self) {
+    pub(super) fn handle_worker_events(&mut self) {
         for event in self.workers.events() {
             match event {
                 WorkerEvent::Accepted(connection, link) => self.accept_link(connection, *link),
@@ -103,8 +102,8 @@ impl Shim {
     }
 
     /// Has a worker open each file that a guest waits for.
-    pub(crate) fn start_openings(&mut self) {
-        for guest in self.guests.values_mut() {
+    pub(super) fn start_openings(&mut self) {
+        for guest in self.members.iter_mut() {
             let Some(opening) = &mut guest.process.opening else { continue };
             if let Some(request) = opening.start() {
                 self.workers.open_file(guest.process.pid, opening.number, request);
@@ -113,41 +112,38 @@ impl Shim {
     }
 
     fn handle_opened(&mut self, pid: HomePid, number: u64, opened: io::Result<LocalFile>) {
-        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        let Some(guest) = self.members.get_mut(pid) else { return };
         let current = guest.process.opening.as_mut();
         let Some(opening) = current.filter(|opening| opening.number == number) else { return };
         opening.finish(opened);
-        if let Err(error) = guest.handle_queued_traps(self.home.as_mut()) {
+        if let Err(error) = guest.handle_queued_traps(self.home.link()) {
             self.handle_error(pid, &error);
         }
     }
 
-    pub(crate) fn accept_link(&mut self, connection: u64, link: Link) {
-        if link.peer_fingerprint() != self.accept.first().copied() {
-            self.source_links.push(SourceLink { link, inbox: Reassembler::default(), sends: None });
+    pub(super) fn accept_link(&mut self, connection: u64, link: Link) {
+        if !self.home.is_from_home(&link) {
+            self.source_links.push(SourceLink::new(link));
             return;
         }
-        if connection < self.home_connection {
+        if self.home.is_outdated(connection) {
             return;
         }
         // Whatever the previous link had in flight is lost, as if it had broken first.
         self.drop_home_link();
-        self.home_connection = connection;
         tracing::debug!("home is connected");
-        self.home = Some(link);
+        self.home.connect(connection, link);
         // Home waits for this heartbeat, which shows that the shim is ready.
         self.send_home(HomePid(0), &Message::Heartbeat);
-        self.inbox = Reassembler::default();
-        self.last_contact = Instant::now();
-        let pids: Vec<HomePid> = self.guests.keys().copied().collect();
+        let pids: Vec<HomePid> = self.members.pids();
         for pid in pids {
             self.announce(pid);
         }
     }
 
     /// Reports, on a new link, the state of a guest's threads to home, and repeats pending calls.
-    pub(crate) fn announce(&mut self, pid: HomePid) {
-        let (Some(guest), Some(home)) = (self.guests.get_mut(&pid), self.home.as_mut()) else { return };
+    pub(super) fn announce(&mut self, pid: HomePid) {
+        let (Some(guest), Some(home)) = (self.members.get_mut(pid), self.home.link()) else { return };
         let Guest { process, threads } = guest;
         if matches!(process.state, State::Arriving(_)) {
             // Home cancelled this migration when the link broke.

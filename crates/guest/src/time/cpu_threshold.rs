@@ -8,7 +8,6 @@
 //! one on all CPU time.
 
 use crate::process::Guest;
-use crate::shim::Shim;
 use std::collections::BTreeMap;
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
@@ -46,7 +45,7 @@ impl Guest {
     }
 
     /// Removes the thresholds that were reached and returns the reports; sets the alarm for others.
-    fn take_reached(&mut self) -> Vec<(HomePid, Message)> {
+    pub(crate) fn take_reached(&mut self) -> Vec<(HomePid, Message)> {
         let Self { process, threads } = self;
         let cpu_thresholds = &mut process.cpu_thresholds;
         if cpu_thresholds.process.is_none() && cpu_thresholds.threads.is_empty() {
@@ -84,16 +83,5 @@ impl Guest {
                 set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
         }
         reports
-    }
-}
-
-impl Shim {
-    /// Reports to home which guests have reached a threshold.
-    pub(crate) fn report_cpu_thresholds(&mut self) {
-        let live = self.guests.values_mut().filter(|guest| guest.is_active());
-        let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached).collect();
-        for (tag, used) in reports {
-            self.send_home(tag, &used);
-        }
     }
 }

@@ -1,10 +1,10 @@
 //! Messages about departing guests: those that go home or onward, and those that stay after all.
 
+use super::Shim;
 use crate::depart::group::GroupProgress;
 use crate::depart::send::{Departing, GuestSource};
 use crate::error::GuestResult;
 use crate::process::{Guest, State};
-use crate::shim::Shim;
 use std::collections::HashSet;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
@@ -13,10 +13,10 @@ use tern_migrate::source::{ProcessSender, SendError};
 use tern_wire::Link;
 
 impl Shim {
-    pub(crate) fn handle_depart(&mut self, pid: HomePid, departure: &Departure) -> GuestResult {
+    pub(super) fn handle_depart(&mut self, pid: HomePid, departure: &Departure) -> GuestResult {
         if let Departure::Home { group: together, .. } = departure
             && let Some(State::Departing(departing)) =
-                self.guests.get_mut(&pid).map(|guest| &mut guest.process.state)
+                self.members.get_mut(pid).map(|guest| &mut guest.process.state)
         {
             // A member of the group has forked meanwhile.
             departing.group.clone_from(together);
@@ -25,22 +25,16 @@ impl Shim {
         match departure {
             Departure::Home { .. } => self.start_departure(pid, departure.clone(), None),
             Departure::Onward { epoch, address, shim, fingerprint } => {
-                self.connecting.insert(pid, departure.clone());
+                self.departures.await_connection(pid, departure.clone());
                 self.workers.connect(pid, *epoch, address.clone(), *shim, *fingerprint);
                 Ok(())
             }
         }
     }
 
-    /// Handles the outcome of connecting to a guest's next node. By now the departure may be
-    /// cancelled, or be replaced by one with another epoch.
-    pub(crate) fn handle_connected(&mut self, pid: HomePid, epoch: Epoch, link: Result<Box<Link>, String>) {
-        let is_current =
-            |d: &Departure| matches!(d, Departure::Onward { epoch: its_epoch, .. } if *its_epoch == epoch);
-        if !self.connecting.get(&pid).is_some_and(is_current) {
-            return;
-        }
-        let Some(departure) = self.connecting.remove(&pid) else { return };
+    /// Handles the outcome of connecting to a guest's next node.
+    pub(super) fn handle_connected(&mut self, pid: HomePid, epoch: Epoch, link: Result<Box<Link>, String>) {
+        let Some(departure) = self.departures.take_connected(pid, epoch) else { return };
         let done = match link {
             Ok(link) => self.start_departure(pid, departure, Some(*link)),
             Err(why) => {
@@ -53,18 +47,18 @@ impl Shim {
         }
     }
 
-    pub(crate) fn start_departure(
+    pub(super) fn start_departure(
         &mut self,
         pid: HomePid,
         departure: Departure,
         link: Option<Link>,
     ) -> GuestResult {
-        let Some(guest) = self.guests.get_mut(&pid) else {
+        let Some(guest) = self.members.get_mut(pid) else {
             self.send_home(pid, &Message::DepartureFailed("busy: it is being created; try again".into()));
             return Ok(());
         };
-        if !guest.return_delegations(self.home.as_mut())? {
-            self.returning.insert(pid, (departure, link));
+        if !guest.return_delegations(self.home.link())? {
+            self.departures.await_confirmation(pid, departure, link);
             return Ok(());
         }
         let must_await_fork = guest.process.forks_wait_until.is_some() && guest.is_forking();
@@ -84,7 +78,7 @@ impl Shim {
         };
         if let Err(why) = result {
             self.send_home(pid, &Message::DepartureFailed(why));
-            let Some(process) = self.guests.get_mut(&pid).map(|guest| &mut guest.process) else {
+            let Some(process) = self.members.get_mut(pid).map(|guest| &mut guest.process) else {
                 return Ok(());
             };
             process.files.allow_delegations();
@@ -97,8 +91,8 @@ impl Shim {
     }
 
     /// Starts departures that waited for home to confirm pending writes.
-    pub(crate) fn return_delegations(&mut self) {
-        for (pid, (departure, link)) in std::mem::take(&mut self.returning) {
+    pub(super) fn return_delegations(&mut self) {
+        for (pid, departure, link) in self.departures.take_unconfirmed() {
             if let Err(error) = self.start_departure(pid, departure, link) {
                 self.handle_error(pid, &error);
             }
@@ -106,26 +100,26 @@ impl Shim {
     }
 
     /// Does the work of guests that is due at a time, and not caused by an event.
-    pub(crate) fn do_due_work(&mut self) {
-        let due = self.guests.values().filter(|guest| guest.due().is_some());
+    pub(super) fn do_due_work(&mut self) {
+        let due = self.members.iter().filter(|guest| guest.due().is_some());
         for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
-            let Some(guest) = self.guests.get_mut(&pid) else { continue };
-            if let Err(error) = guest.do_due_work(self.home.as_mut()) {
+            let Some(guest) = self.members.get_mut(pid) else { continue };
+            if let Err(error) = guest.do_due_work(self.home.link()) {
                 self.handle_error(pid, &error);
             }
         }
     }
 
-    pub(crate) fn begin_sending(
+    pub(super) fn begin_sending(
         &mut self,
         pid: HomePid,
         departure: Departure,
         mut link: Option<Link>,
     ) -> anyhow::Result<()> {
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         let to_new_process = matches!(departure, Departure::Onward { .. });
         let source = guest.prepare_departure(&self.cache, to_new_process)?;
-        let next_link = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
+        let next_link = link.as_mut().or(self.home.link()).ok_or(tern_wire::LinkError::Closed)?;
         let first_message = match &departure {
             Departure::Home { migration, .. } => Message::Departing(*migration),
             Departure::Onward { epoch, .. } => Message::TransferFor(*epoch),
@@ -148,13 +142,14 @@ impl Shim {
         Ok(())
     }
 
-    pub(crate) fn with_departing(
+    pub(super) fn with_departing(
         &mut self,
         pid: HomePid,
         go: impl FnOnce(&mut ProcessSender, &mut GuestSource<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
-        let (timeout, group) = (self.link_timeout(), self.group_progress(pid));
-        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        let (timeout, group) =
+            (self.link_timeout(), GroupProgress::of(pid, |member| self.members.get(member)));
+        let Some(guest) = self.members.get_mut(pid) else { return };
         if !matches!(guest.process.state, State::Departing(_)) {
             return;
         }
@@ -163,7 +158,7 @@ impl Shim {
         let (is_ready, carried_objects) =
             (departing.is_ready, std::mem::take(&mut departing.carried_objects));
         let mut guest_source = GuestSource { guest, cache: &self.cache, group, is_ready, carried_objects };
-        let done = match departing.link.as_mut().or(self.home.as_mut()) {
+        let done = match departing.link.as_mut().or(self.home.link()) {
             Some(link) => go(&mut departing.sending, &mut guest_source, link),
             None => Err(tern_wire::LinkError::Closed.into()),
         };
@@ -173,8 +168,9 @@ impl Shim {
             Ok(true) => {
                 guest.process.carried_objects = departing.carried_objects;
                 guest.process.state = State::Frozen;
-                let draining = |link| DrainingLink { pid, link, last_progress: Instant::now(), unsent: 0 };
-                self.draining_links.extend(departing.link.take().map(draining));
+                if let Some(link) = departing.link.take() {
+                    self.departures.keep_link(pid, link);
+                }
             }
             Ok(false) => {
                 let is_stalled = departing.time_without_progress() > timeout;
@@ -195,18 +191,18 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
+    pub(super) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
         self.with_departing(pid, |sending, _source, _link| {
             sending.handle_file_request(indices).map(|()| false)
         });
         Ok(())
     }
 
-    pub(crate) fn receive_from_next(&mut self) {
-        let pids: Vec<HomePid> = self.guests.keys().copied().collect();
+    pub(super) fn receive_from_next(&mut self) {
+        let pids: Vec<HomePid> = self.members.pids();
         for pid in pids {
             while let Some(State::Departing(departing)) =
-                self.guests.get_mut(&pid).map(|guest| &mut guest.process.state)
+                self.members.get_mut(pid).map(|guest| &mut guest.process.state)
             {
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
@@ -223,32 +219,21 @@ impl Shim {
         }
     }
 
-    pub(crate) fn advance_departures(&mut self) {
+    pub(super) fn advance_departures(&mut self) {
         let departing = |guest: &&Guest| matches!(guest.process.state, State::Departing(_));
         let pids: Vec<HomePid> =
-            self.guests.values().filter(departing).map(|guest| guest.process.pid).collect();
+            self.members.iter().filter(departing).map(|guest| guest.process.pid).collect();
         for pid in pids {
             self.with_departing(pid, |sending, guest_source, link| sending.advance(guest_source, link));
         }
     }
 
-    /// Drains the links to the next nodes of guests that have been sent. A drained link is kept
-    /// until home has decided: then the next node has everything, or needs nothing.
-    pub(crate) fn drain_links(&mut self) {
-        let mut failed = Vec::new();
-        let (guests, timeout) = (&self.guests, self.link_timeout());
-        self.draining_links.retain_mut(|draining| {
-            if !guests.get(&draining.pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen)) {
-                return false;
-            }
-            let why = match draining.drain() {
-                Ok(()) if draining.last_progress.elapsed() <= timeout => return true,
-                Ok(()) => "the next node does not receive".into(),
-                Err(error) => error.to_string(),
-            };
-            failed.push((draining.pid, why));
-            false
-        });
+    /// Drains the links to the next nodes of guests that have been sent.
+    pub(super) fn drain_links(&mut self) {
+        let (members, timeout) = (&self.members, self.link_timeout());
+        let is_undecided =
+            |pid| members.get(pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen));
+        let failed = self.departures.drain(timeout, is_undecided);
         for (pid, why) in failed {
             // The guest may have arrived there all the same; only home can find out. It stays
             // stopped until home sends `Thaw` or ends it.
@@ -257,15 +242,13 @@ impl Shim {
     }
 
     /// Cancels a departure: the guest continues here.
-    pub(crate) fn cancel_departure(&mut self, pid: HomePid, why: Option<String>) {
-        let (connecting, returning) = (self.connecting.remove(&pid), self.returning.remove(&pid));
-        if (connecting.is_some() || returning.is_some())
-            && let Some(why) = &why
-        {
+    pub(super) fn cancel_departure(&mut self, pid: HomePid, why: Option<String>) {
+        let (was_waiting, was_returning) = self.departures.cancel(pid);
+        if was_waiting && let Some(why) = &why {
             self.send_home(pid, &Message::DepartureFailed(why.clone()));
         }
-        let Some(guest) = self.guests.get_mut(&pid) else { return };
-        if returning.is_some() {
+        let Some(guest) = self.members.get_mut(pid) else { return };
+        if was_returning {
             guest.process.files.allow_delegations();
         }
         if !matches!(guest.process.state, State::Departing(_)) {
@@ -279,32 +262,5 @@ impl Shim {
         if let Err(error) = resumed {
             self.handle_error(pid, &error.into());
         }
-    }
-}
-
-/// The link to the next node of a guest that was sent onward, kept until home has decided.
-#[derive(Debug)]
-pub(crate) struct DrainingLink {
-    pub(crate) pid: HomePid,
-    pub(crate) link: Link,
-    /// When data was last sent.
-    pub(crate) last_progress: Instant,
-    pub(crate) unsent: usize,
-}
-
-impl DrainingLink {
-    /// Sends what can be sent. The link is also read: closing a socket with unread data resets the
-    /// connection, and data that the next node has not read yet would be lost.
-    pub(crate) fn drain(&mut self) -> Result<(), tern_wire::LinkError> {
-        for _ in 0..64 {
-            if self.link.receive()?.is_none() {
-                break;
-            }
-        }
-        self.link.flush()?;
-        if std::mem::replace(&mut self.unsent, self.link.unsent()) != self.link.unsent() {
-            self.last_progress = Instant::now();
-        }
-        Ok(())
     }
 }

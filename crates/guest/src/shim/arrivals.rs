@@ -1,11 +1,11 @@
 //! Messages about arriving guests: offers, parts of the image, and the start.
 
+use super::Shim;
 use crate::arrive::build::{self, Arriving};
 use crate::error::{GuestError, GuestResult};
 use crate::process::thread::Thread;
 use crate::process::{Guest, State};
 use crate::sandbox::Sandbox;
-use crate::shim::Shim;
 use crate::time::cpu::CpuMeter;
 use crate::vdso::foreign::ForeignVdso;
 use std::os::fd::AsFd;
@@ -17,9 +17,9 @@ use tern_tracee::{Memory, Stopped};
 use tern_wire::Link;
 
 impl Shim {
-    pub(crate) fn handle_offer(&mut self, offer: &Offer) -> GuestResult {
+    pub(super) fn handle_offer(&mut self, offer: &Offer) -> GuestResult {
         let pid = offer.pid;
-        self.home_shim = Some(offer.shim);
+        self.home.set_shim(offer.shim);
         // A process that has executed another program arrives again under the same pid.
         self.kill(pid);
         let span = tracing::info_span!("migration", id = %offer.migration, %pid);
@@ -30,46 +30,31 @@ impl Shim {
         match result {
             Ok(guest) => {
                 tracing::info!(command = offer.command, "an offer was accepted");
-                self.register_thread(pid, pid, guest.process.host_pid);
-                self.guests.insert(pid, guest);
-                self.has_had_guest = true;
+                self.members.insert(guest);
                 self.send_home(
                     pid,
                     &Message::Accepted(
                         offer.epoch,
-                        crate::files::remote_map::is_available(&self.start.run_dir, self.home_node),
+                        crate::files::remote_map::is_available(&self.start.run_dir, self.home.node()),
                     ),
                 );
             }
             Err(why) => {
                 tracing::info!(why, "an offer was declined");
-                self.has_had_guest |= self.guests.is_empty();
+                self.members.record_declined();
                 self.send_home(pid, &Message::Declined(offer.epoch, why));
             }
         }
         Ok(())
     }
 
-    pub(crate) fn begin_arrival(
-        &mut self,
-        offer: &Offer,
-        foreign_vdso: Option<ForeignVdso>,
-    ) -> anyhow::Result<Guest> {
-        if self.sandbox.is_none() {
-            let Some(offsets) = self.clocks.offsets() else { anyhow::bail!("home has not sent its clocks") };
-            let sandbox = Sandbox::create(self.identity.0, self.identity.1, offsets)?;
-            // The helper has no child yet, so all guests inherit its control group.
-            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper(), self.start.guest_cpus) {
-                tracing::warn!(%error, "these guests have no control group of their own; see tern doctor");
-            }
-            self.sandbox = Some(sandbox);
-        }
-        let Some(sandbox) = &self.sandbox else { anyhow::bail!("no sandbox") };
+    fn begin_arrival(&mut self, offer: &Offer, foreign_vdso: Option<ForeignVdso>) -> anyhow::Result<Guest> {
+        let sandbox = self.sandbox.get_or_create(self.start.guest_cpus)?;
         Ok(Arriving::begin(offer.clone(), foreign_vdso, sandbox.fork(offer.own_pid)?)?)
     }
 
-    pub(crate) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
-        let epoch = match self.guests.get(&pid).map(|guest| &guest.process) {
+    pub(super) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
+        let epoch = match self.members.get(pid).map(|guest| &guest.process) {
             Some(process) if matches!(process.state, State::Arriving(_)) => process.epoch,
             _ => return,
         };
@@ -78,26 +63,26 @@ impl Shim {
     }
 
     /// The arriving process that has this thread, once its image has arrived.
-    pub(crate) fn arriving_with_thread(&self, tid: HomePid) -> Option<HomePid> {
+    pub(super) fn arriving_with_thread(&self, tid: HomePid) -> Option<HomePid> {
         let has = |guest: &Guest| matches!(&guest.process.state, State::Arriving(arriving) if arriving.has_thread(tid));
-        self.guests.iter().find(|(_, guest)| has(guest)).map(|(pid, _)| *pid)
+        self.members.iter().find(|guest| has(guest)).map(|guest| guest.process.pid)
     }
 
     /// Receives a part of an arriving process. Replies go to `source` if another node sends it, and
     /// home otherwise.
-    pub(crate) fn receive_part(
+    pub(super) fn receive_part(
         &mut self,
         arrived: ReceivedMessage,
         source: Option<&mut Link>,
     ) -> GuestResult {
         let pid = arrived.tag;
         if let Message::Image(image, _) = &arrived.message
-            && image.threads.iter().any(|t| self.by_home_tid.get(&t.tid).is_some_and(|of| *of != pid))
+            && image.threads.iter().any(|t| self.members.process_of_thread(t.tid).is_some_and(|of| of != pid))
         {
             let what = "its source sent a thread that another guest has".into();
             return Err(tern_tracee::Error::Inconsistent { what, pid: pid.0 }.into());
         }
-        let Some(guest) = self.guests.get_mut(&pid).map(|guest| &mut guest.process) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid).map(|guest| &mut guest.process) else { return Ok(()) };
         let State::Arriving(arriving) = &mut guest.state else { return Ok(()) };
         let bytes = arrived.bytes();
         match &arrived.message {
@@ -106,9 +91,9 @@ impl Shim {
                 fault::point("guest", Phase::Prepare);
                 let had_listener = arriving.listener().is_some();
                 let missing = arriving.receive_space((**layout).clone(), &guest.memory, &mut self.cache)?;
-                share_listener(self.sandbox.as_ref(), arriving, had_listener)?;
-                create_threads(self.sandbox.as_ref(), arriving, &guest.memory)?;
-                match source.or(self.home.as_mut()) {
+                share_listener(self.sandbox.get(), arriving, had_listener)?;
+                create_threads(self.sandbox.get(), arriving, &guest.memory)?;
+                match source.or(self.home.link()) {
                     Some(link) => send(link, pid, &Message::RequestFiles(guest.epoch, missing), &[])?,
                     None => return Ok(()),
                 }
@@ -116,8 +101,8 @@ impl Shim {
             Message::File { file, offset } => {
                 let had_listener = arriving.listener().is_some();
                 arriving.receive_file(*file, *offset, bytes, &guest.memory, &mut self.cache)?;
-                share_listener(self.sandbox.as_ref(), arriving, had_listener)?;
-                create_threads(self.sandbox.as_ref(), arriving, &guest.memory)?;
+                share_listener(self.sandbox.get(), arriving, had_listener)?;
+                create_threads(self.sandbox.get(), arriving, &guest.memory)?;
             }
             Message::Pages(runs) => arriving.receive_pages(runs, bytes, &guest.memory)?,
             Message::Object { file, offset } => {
@@ -126,7 +111,7 @@ impl Shim {
             Message::DiscardPages(runs) => arriving.discard_pages(runs, &self.cache)?,
             Message::Image(image, sync) => {
                 fault::point("guest", Phase::Freeze);
-                let Some(sandbox) = &self.sandbox else { return Ok(()) };
+                let Some(sandbox) = self.sandbox.get() else { return Ok(()) };
                 arriving.receive_image(image.clone(), sync.clone(), &guest.memory, sandbox, &self.cache)?;
                 let ready = Message::Ready(guest.epoch, sync.sent);
                 self.send_home(pid, &ready);
@@ -139,7 +124,7 @@ impl Shim {
     /// Starts these guests, which share memory and have all arrived. All become guests before the
     /// first is reported as running: a report may find the link broken, and that ends guests that
     /// are still arriving.
-    pub(crate) fn start_group(&mut self, epochs: &[(HomePid, tern_ids::Epoch)]) {
+    pub(super) fn start_group(&mut self, epochs: &[(HomePid, tern_ids::Epoch)]) {
         let result: Vec<_> = epochs.iter().map(|(pid, epoch)| self.begin_epoch(*pid, *epoch)).collect();
         for ((pid, epoch), result) in epochs.iter().zip(result) {
             let started =
@@ -150,7 +135,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn start_guest(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> GuestResult {
+    pub(super) fn start_guest(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> GuestResult {
         match self.begin_epoch(pid, epoch)? {
             Some(since) => self.run_guest(pid, epoch, since),
             None => Ok(()),
@@ -161,7 +146,7 @@ impl Shim {
     /// been stopped.
     fn begin_epoch(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> GuestResult<Option<Instant>> {
         fault::point("guest", Phase::HandOver);
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(None) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(None) };
         let arriving = match std::mem::replace(&mut guest.process.state, State::Running) {
             State::Arriving(arriving) => arriving,
             // It was sent onward, and the next node was lost after home had decided for that node.
@@ -188,7 +173,7 @@ impl Shim {
 
     /// Resumes a guest that has begun.
     fn run_guest(&mut self, pid: HomePid, epoch: tern_ids::Epoch, frozen_since: Instant) -> GuestResult {
-        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         guest.set_nice(self.start.guest_nice.into());
         guest.process.fastpath.is_allowed = self.start.fastpath;
         guest.resume()?;
@@ -197,7 +182,7 @@ impl Shim {
         tracing::info!(%pid, ?epoch, threads = threads.len(), "a guest runs");
         self.send_home(pid, &Message::Running(epoch, frozen_us));
         for (tid, host, mask) in threads {
-            self.register_thread(pid, tid, host);
+            self.members.register_thread(pid, tid, host);
             // The deputy's mask may be another one, for example if the thread moved inside a
             // handler.
             self.send_home(tid, &Message::Mask(mask));

@@ -6,8 +6,8 @@
 //! no open file for it. Other shared memory may be mapped again by its name or descriptor, and
 //! travels with its process.
 
+use super::Shim;
 use crate::process::{Process, State};
-use crate::shim::Shim;
 use std::collections::HashSet;
 use std::sync::Arc;
 use tern_image::object::ObjectId;
@@ -19,15 +19,15 @@ const ANONYMOUS_NAME: &[u8] = b"/dev/zero (deleted)";
 impl Shim {
     /// Has a worker look for memory that no guest maps. Not while a guest arrives or departs, or
     /// waits for a mapping: then memory has no mapping yet, or its content is being sent.
-    pub(crate) fn find_unmapped(&mut self) {
-        let is_settled = self.guests.values().all(|guest| {
+    pub(super) fn find_unmapped(&mut self) {
+        let is_settled = self.members.iter().all(|guest| {
             matches!(guest.process.state, State::Running)
                 && guest.threads.values().all(|t| t.pending.as_ref().is_none_or(|p| p.file.is_none()))
         });
         if !is_settled {
             return;
         }
-        let files = self.guests.values().flat_map(|guest| guest.process.mapped_files.values());
+        let files = self.members.iter().flat_map(|guest| guest.process.mapped_files.values());
         let anonymous = files.filter(|file| file.is_object && file.path == ANONYMOUS_NAME);
         let mut ids: Vec<ObjectId> = anonymous.map(|file| (file.device, file.inode)).collect();
         ids.sort_unstable();
@@ -41,13 +41,13 @@ impl Shim {
 
     /// Forgets memory that no guest maps, which is sealed, and notifies home. A guest that has begun
     /// to depart meanwhile has announced the memory, and sends it.
-    pub(crate) fn release_unmapped(&mut self, objects: &[ObjectId]) {
-        let departing = self.guests.values().filter(|guest| !matches!(guest.process.state, State::Running));
+    pub(super) fn release_unmapped(&mut self, objects: &[ObjectId]) {
+        let departing = self.members.iter().filter(|guest| !matches!(guest.process.state, State::Running));
         let announced: HashSet<ObjectId> = departing.flat_map(|guest| guest.process.objects()).collect();
         let released: Vec<ObjectId> = objects.iter().copied().filter(|id| !announced.contains(id)).collect();
         self.workers.close(released.iter().filter_map(|id| self.cache.objects.remove(*id)).collect());
         let mut holders = Vec::new();
-        for guest in self.guests.values_mut() {
+        for guest in self.members.iter_mut() {
             let files = &mut guest.process.mapped_files;
             let before = files.len();
             files.retain(|_, file| !file.is_object || !released.contains(&(file.device, file.inode)));

@@ -1,24 +1,24 @@
 //! Handles the kernel's reports about the guests: ptrace stops, seccomp traps, and exits.
 
+use super::Shim;
 use crate::process::thread::Thread;
 use crate::process::{Guest, Process, State};
-use crate::shim::Shim;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};
 
 impl Shim {
-    pub(crate) fn handle_stops(&mut self) {
+    pub(super) fn handle_stops(&mut self) {
         if !self.control_socket.has_child_event() {
             return;
         }
         let _drained = self.control_socket.clear_child_event();
         while let Ok(Some((host, change))) = stop::wait(-1, false) {
-            let Some((pid, tid)) = self.by_host_tid.get(&host).copied() else {
+            let Some((pid, tid)) = self.members.find_thread(host) else {
                 self.handle_unknown(host, change);
                 continue;
             };
-            let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { continue };
+            let Some(Guest { process, threads }) = self.members.get_mut(pid) else { continue };
             match change {
                 WaitEvent::Stopped(stopped) => {
                     let done = match threads.get_mut(&tid) {
@@ -36,9 +36,9 @@ impl Shim {
 
     /// Handles the exit of a thread on this node.
     fn handle_exit(&mut self, (pid, tid): (HomePid, HomePid), host: i32, how: &WaitEvent) {
-        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        let Some(guest) = self.members.get_mut(pid) else { return };
         if guest.take_exited(tid) {
-            self.unregister_thread(tid, host);
+            self.members.unregister_thread(tid, host);
             return;
         }
         // If the shim had killed the guest, it would have removed it. The two halves of a process
@@ -60,14 +60,14 @@ impl Shim {
     }
 
     /// Handles a stop or exit of the helper, or of a process that is not a guest (any more).
-    pub(crate) fn handle_unknown(&mut self, host: i32, change: WaitEvent) {
+    pub(super) fn handle_unknown(&mut self, host: i32, change: WaitEvent) {
         match change {
             WaitEvent::Stopped(stopped) => {
                 let _gone = stopped.resume(0);
             }
-            _ if self.sandbox.as_ref().is_some_and(|s| s.helper() == host) => {
+            _ if self.sandbox.is_helper(host) => {
                 tracing::error!("the guests' helper was killed, and all guests with it");
-                for pid in self.guests.keys().copied().collect::<Vec<_>>() {
+                for pid in self.members.pids() {
                     self.send_home(pid, &Message::KilledBySignal(libc::SIGKILL));
                     self.remove(pid);
                 }
@@ -76,7 +76,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_traps(&mut self) {
+    pub(super) fn handle_traps(&mut self) {
         if !self.is_trap_pending {
             return;
         }
@@ -91,9 +91,9 @@ impl Shim {
                         break;
                     }
                 };
-                let (pid, tid) = self.by_host_tid.get(&trap.pid).copied().unwrap_or((HomePid(0), HomePid(0)));
-                let home = self.home.as_mut();
-                match self.guests.get_mut(&pid).map_or(Ok(false), |guest| guest.handle_trap(tid, trap, home))
+                let (pid, tid) = self.members.find_thread(trap.pid).unwrap_or((HomePid(0), HomePid(0)));
+                let home = self.home.link();
+                match self.members.get_mut(pid).map_or(Ok(false), |guest| guest.handle_trap(tid, trap, home))
                 {
                     Ok(true) => {}
                     Ok(false) => {
@@ -103,7 +103,7 @@ impl Shim {
                     Err(error) => self.handle_error(pid, &error),
                 }
                 // A thread with a pending call cannot trap. If all have one, no trap can follow.
-                let mut threads = self.guests.values().flat_map(|guest| guest.threads.values());
+                let mut threads = self.members.iter().flat_map(|guest| guest.threads.values());
                 if threads.all(|t| t.pending.is_some()) && !listener.has_deferred_call() {
                     break;
                 }
@@ -112,20 +112,20 @@ impl Shim {
     }
 
     /// Notifies home of guests that a signal is to end.
-    pub(crate) fn report_fatal_signals(&mut self) {
+    pub(super) fn report_fatal_signals(&mut self) {
         let unreported = |guest: &&Guest| {
             guest.is_active()
                 && guest.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
         };
         let pids: Vec<HomePid> =
-            self.guests.values().filter(unreported).map(|guest| guest.process.pid).collect();
+            self.members.iter().filter(unreported).map(|guest| guest.process.pid).collect();
         for pid in pids {
             // A guest that departs because of its fatal signal was reported before. This one got
             // its signal after its departure had begun.
             self.cancel_departure(pid, None);
             // Home must have its pending writes before its end becomes visible.
-            let home = self.home.as_mut();
-            match self.guests.get_mut(&pid).map(|guest| guest.return_delegations(home)) {
+            let home = self.home.link();
+            match self.members.get_mut(pid).map(|guest| guest.return_delegations(home)) {
                 Some(Ok(false)) => continue,
                 Some(Err(error)) => {
                     self.handle_error(pid, &error);
@@ -134,13 +134,13 @@ impl Shim {
                 _ => {}
             }
             let Some(fatal_signal) =
-                self.guests.get_mut(&pid).and_then(|guest| guest.process.fatal_signal.as_mut())
+                self.members.get_mut(pid).and_then(|guest| guest.process.fatal_signal.as_mut())
             else {
                 continue;
             };
             fatal_signal.is_reported = true;
             let (thread, signal) = (fatal_signal.thread, fatal_signal.signal);
-            if let Some(guest) = self.guests.get_mut(&pid) {
+            if let Some(guest) = self.members.get_mut(pid) {
                 let used = Message::Usage(guest.process.cpu_meter.used(), guest.process.demand);
                 self.send_home(pid, &used);
             }
@@ -149,9 +149,9 @@ impl Shim {
     }
 
     /// Asks home to fetch guests with a thread that cannot continue here.
-    pub(crate) fn request_fetches(&mut self) {
+    pub(super) fn request_fetches(&mut self) {
         let mut to_report = Vec::new();
-        for guest in self.guests.values_mut().filter(|guest| guest.is_active()) {
+        for guest in self.members.iter_mut().filter(|guest| guest.is_active()) {
             if let Some((tid, was_reported)) = &mut guest.process.needs_home
                 && !std::mem::replace(was_reported, true)
             {
@@ -167,14 +167,14 @@ impl Shim {
     }
 
     /// Stops the threads of guests that must stay stopped, as each thread becomes able to.
-    pub(crate) fn continue_quiesce(&mut self) {
+    pub(super) fn continue_quiesce(&mut self) {
         let moves = |guest: &&mut Guest| {
             matches!(guest.process.state, State::Running)
                 && guest.process.must_stay_stopped()
                 && !guest.are_all_stopped()
         };
         let mut failed = Vec::new();
-        for guest in self.guests.values_mut().filter(moves) {
+        for guest in self.members.iter_mut().filter(moves) {
             if let Err(error) = guest.quiesce() {
                 failed.push((guest.process.pid, error));
             }
