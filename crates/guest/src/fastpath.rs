@@ -44,18 +44,15 @@ mod slots;
 use crate::files::cache::FileCache;
 use crate::files::cache::publish::Publishable;
 use crate::files::limits::{FASTPATH_BUFFER_LEN, FASTPATH_TABLE, MAX_OFFSET_BITS};
-use crate::process::thread::Thread;
-use crate::process::{Guest, Process};
 use clock::CpuClock;
 use code::Stage;
 use sites::{CodeCave, CodePattern, PatchedSite};
-use slots::Slot;
+use slots::{PUBLICATION_TERM, Slot};
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Instant;
 use tern_image::Reserve;
-use tern_tracee::listener::Notification;
 use tern_tracee::registers::Registers;
-use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Memory, PAGE, Result, procfs};
 
 /// A site is patched after this many calls.
@@ -65,8 +62,6 @@ const MAX_COUNTED_SITES: usize = 64;
 const MAX_PATCHED_SITES: usize = 16;
 /// Transfers larger than this are not worth the additional copy.
 const MAX_PUBLISHED_TRANSFER: u64 = 32 << 10;
-/// How long written data may stay in a buffer. Nothing else stays published for longer either.
-const PUBLICATION_TERM: Duration = Duration::from_secs(1);
 /// Where the buffers begin in the reserved range.
 const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
 
@@ -188,8 +183,25 @@ impl Fastpath {
         self.republish(files, memory, reserve)
     }
 
+    /// Whether it has files that may be published again.
+    pub(crate) fn has_files(&self) -> bool {
+        self.local.has_any || self.slots.iter().any(|slot| slot.fd >= 0)
+    }
+
+    /// Has local files put into the table from now on, if sites are patched. Returns whether they
+    /// are.
+    pub(crate) fn publish_local(&mut self) -> bool {
+        self.local.has_any = self.is_patched();
+        self.local.has_any
+    }
+
     /// Publishes what can be published of the files with a slot.
-    fn republish(&mut self, files: &mut FileCache, memory: &Memory, reserve: Reserve) -> Result<()> {
+    pub(crate) fn republish(
+        &mut self,
+        files: &mut FileCache,
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<()> {
         let mut table = [0; code::RECORDS];
         let mut published_len = 0;
         for (at, slot) in self.slots.iter_mut().enumerate() {
@@ -284,7 +296,7 @@ impl Fastpath {
 
     /// Changes the registers of a stopped thread such that it is outside the code. Returns what it
     /// was doing there, if it was inside.
-    fn step_out(
+    pub(crate) fn step_out(
         &self,
         registers: &mut Registers,
         memory: &Memory,
@@ -335,7 +347,7 @@ impl Fastpath {
     }
 
     /// When something is to be reclaimed or to be no longer published.
-    fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         let due = |slot: &Slot| slot.in_use && (slot.writes || slot.kind != 0);
         let local = self.local.until.filter(|_| self.local.is_published);
         let clock = self.clock.as_ref().filter(|clock| clock.is_published).map(|clock| clock.until);
@@ -344,7 +356,7 @@ impl Fastpath {
 
     /// Whether something is due to be reclaimed, and whether something is due to be no longer
     /// published.
-    fn due_actions(&self) -> (bool, bool) {
+    pub(crate) fn due_actions(&self) -> (bool, bool) {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.in_use && slot.until <= now);
         let local = self.local.is_published && self.local.until.is_some_and(|until| until <= now);
@@ -352,155 +364,57 @@ impl Fastpath {
         (due().any(|slot| slot.writes), local || clock || due().any(|slot| !slot.writes && slot.kind != 0))
     }
 
+    /// Publishes the process's CPU time: what this node's kernel has counted plus `offset`
+    /// nanoseconds, until `until`. The thread is in a trap.
+    pub(crate) fn publish_cpu_time(
+        &mut self,
+        (offset, until): (i64, Instant),
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<()> {
+        const SECOND: i64 = 1_000_000_000;
+        let clock = CpuClock {
+            offset: (offset.div_euclid(SECOND), offset.rem_euclid(SECOND)),
+            until,
+            is_published: true,
+        };
+        let table = reserve.start + code::TABLE;
+        memory.write(table + code::CLOCK_OFFSET as u64, &clock.bytes())?;
+        memory.write(table + code::CLOCK as u64, &[1])?;
+        self.clock = Some(clock);
+        Ok(())
+    }
+
+    /// Stops publishing the CPU time, because home's part changes.
+    pub(crate) fn unpublish_cpu_time(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
+        match self.clock.take() {
+            Some(clock) if clock.is_published => {
+                memory.write(reserve.start + code::TABLE + code::CLOCK as u64, &[0])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs `work` with the original code of the vDSO. The thread is stopped.
+    pub(crate) fn with_original_vdso<T>(
+        &self,
+        vdso: &Range<u64>,
+        memory: &Memory,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        let sites = || self.sites.iter().filter(|site| vdso.contains(&site.pattern.start));
+        sites().for_each(|site| site.restore(memory));
+        let done = work();
+        for site in sites() {
+            // If this fails, its calls trap.
+            let _patched = site.patch(memory);
+        }
+        done
+    }
+
     /// Whether something is published, or was used since it was.
     pub(crate) fn may_be_in_use(&self) -> bool {
         self.local.in_use || self.slots.iter().any(|slot| slot.in_use)
-    }
-}
-
-impl Process {
-    /// Reclaims what is published of its files. Its thread is in a trap, or stopped and outside the
-    /// fast path.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn reclaim(&mut self) -> Result<()> {
-        self.fastpath.reclaim(&mut self.files, &self.memory, self.reserve)?;
-        self.files.leave_native_call();
-        if self.files.is_returning_delegations() {
-            self.unpatch();
-        }
-        Ok(())
-    }
-
-    /// Records that a call that was let through is over: the thread has trapped or is stopped. But
-    /// while the fast path is in use, the thread may be in a call that the code makes, until the
-    /// files are reclaimed.
-    pub(crate) fn end_native_call(&mut self) {
-        if !self.fastpath.may_be_in_use() {
-            self.files.leave_native_call();
-        }
-    }
-
-    /// Publishes again, right before the reply to a call that home has made, when all notices that
-    /// came with its result have been handled.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn republish(&mut self) -> Result<()> {
-        let Self { fastpath, files, memory, reserve, .. } = self;
-        if !fastpath.local.has_any && !fastpath.slots.iter().any(|slot| slot.fd >= 0) {
-            return Ok(());
-        }
-        fastpath.republish(files, memory, *reserve)
-    }
-
-    /// Prepares for a call on a local file that is about to be let through.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn enter_native_call(&mut self, trap: &Notification) -> Result<()> {
-        let Self { fastpath, files, memory, reserve, shares_parent_memory, .. } = self;
-        files.enter_native_call();
-        if *shares_parent_memory {
-            return Ok(());
-        }
-        fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
-        fastpath.local.has_any = fastpath.is_patched();
-        if fastpath.local.has_any { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
-    }
-
-    /// Restores the program's code before its memory is shared or sent. As for
-    /// [`reclaim`](Self::reclaim), its thread is in a trap, or stopped and outside the fast path.
-    pub(crate) fn unpatch(&mut self) {
-        if self.fastpath.is_patched() {
-            self.fastpath.unpatch(&self.memory);
-        }
-    }
-
-    /// Drops all data that was read ahead.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn invalidate_read_ahead(&mut self) -> Result<()> {
-        self.files.invalidate();
-        self.fastpath.unpublish(&self.memory, self.reserve)
-    }
-}
-
-impl Thread {
-    /// Moves a stopped thread out of the code. Returns whether it was copying there: a fault then
-    /// comes from the copy, not from an instruction of the program.
-    ///
-    /// # Errors
-    /// If it is gone, or is at an address there that it cannot have reached.
-    pub(crate) fn leave_fastpath(&self, stopped: &Stopped, process: &Process) -> Result<bool> {
-        if !process.fastpath.is_patched() {
-            return Ok(false);
-        }
-        let mut registers = stopped.registers()?;
-        let stage = process.fastpath.step_out(&mut registers, &process.memory, process.reserve)?;
-        if stage.is_some() {
-            stopped.set_registers(&registers)?;
-        }
-        Ok(stage == Some(Stage::Copies))
-    }
-
-    /// Reclaims at a stop that the shim has requested, possibly for this purpose.
-    ///
-    /// # Errors
-    /// As [`leave_fastpath`](Self::leave_fastpath).
-    pub(crate) fn reclaim_at_stop(&self, stopped: &Stopped, process: &mut Process) -> Result<()> {
-        if process.fastpath.is_patched() {
-            self.leave_fastpath(stopped, process)?;
-            process.reclaim()?;
-        }
-        Ok(())
-    }
-}
-
-impl Guest {
-    /// Reclaims what is published of its files, and restores the program's code if all delegations
-    /// are being returned. Returns false if the thread must be stopped first: then it is being
-    /// stopped, and the caller tries again.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn reclaim(&mut self) -> Result<bool> {
-        let Self { process, threads } = self;
-        let all = process.files.is_returning_delegations();
-        if !(process.fastpath.may_be_in_use() || all && process.fastpath.is_patched()) {
-            return Ok(true);
-        }
-        let Some(thread) = threads.values().next() else { return Ok(true) };
-        let traps =
-            thread.pending.is_some() || process.queued_traps.iter().any(|trap| trap.pid == thread.host_tid);
-        if traps || thread.stopped.is_some() {
-            process.reclaim()?;
-            return Ok(true);
-        }
-        stop::interrupt(thread.host_tid)?;
-        Ok(false)
-    }
-
-    /// When something that is published is to be reclaimed.
-    pub(crate) fn publication_deadline(&self) -> Option<Instant> {
-        self.process.fastpath.due()
-    }
-
-    /// Reclaims what is due.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn reclaim_due(&mut self) -> Result<()> {
-        let (written, read) = self.process.fastpath.due_actions();
-        if written {
-            self.reclaim()?;
-        } else if read {
-            let Process { fastpath, memory, reserve, .. } = &mut self.process;
-            fastpath.unpublish(memory, *reserve)?;
-        }
-        Ok(())
     }
 }
 

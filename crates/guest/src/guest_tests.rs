@@ -3,8 +3,9 @@
 
 use crate::arrive::build::guest_filter;
 use crate::arrive::threads::{CloneTarget, Threads};
+use crate::process::Guest;
+use crate::process::shared::State;
 use crate::process::thread::Thread;
-use crate::process::{Guest, State};
 use crate::sandbox::Sandbox;
 use crate::sandbox::empty::empty;
 use crate::vdso::foreign::ForeignVdso;
@@ -85,7 +86,7 @@ impl TestGuest {
         let image = |(n, (program, _)): (usize, &(u64, &[u8]))| {
             let mut registers = *injection.saved_registers();
             (registers.rip, registers.rsp, registers.orig_rax) = (CODE + program, CODE + PAGE, u64::MAX);
-            registers.rdi = (crate::calls::thread_lifecycle::THREAD_FLAGS | libc::SIGCHLD) as u64;
+            registers.rdi = (crate::sandbox::clone::THREAD_FLAGS | libc::SIGCHLD) as u64;
             (registers.rsi, registers.rdx, registers.r10, registers.r8) = (CODE + PAGE - 64, 0, 0, 0);
             ThreadImage {
                 tid: HomePid(FIRST.0 + n as i32),

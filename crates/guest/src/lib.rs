@@ -4,7 +4,7 @@
 //! In the order of a process's life:
 //! * [`run()`]: runs a shim;  `shim`: its loop, with the links, the workers and the guests: messages
 //!   from home, requests from the node, and the kernel's reports. Nothing below uses it
-//! * `workers`: threads for operations that block
+//! * `workers`: threads for operations that block;  `daemon`: requests to the node's daemon
 //! * `sandbox`: the namespaces that hold the guests, and the helper that is their first process
 //! * `process`: one guest, its threads and its address space;  how they are stopped and resumed
 //! * `arrive`: an empty process becomes a guest;  `depart`: a guest goes home or onward
@@ -19,6 +19,7 @@
 
 mod arrive;
 mod calls;
+mod daemon;
 mod depart;
 mod error;
 mod fastpath;

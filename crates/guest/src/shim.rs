@@ -17,7 +17,7 @@ mod unmapped;
 
 use crate::error::GuestError;
 use crate::files::local::LocalNode;
-use crate::process::State;
+use crate::process::shared::State;
 use crate::workers::Workers;
 use family_sandbox::FamilySandbox;
 use home_link::HomeLink;

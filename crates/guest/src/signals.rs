@@ -7,7 +7,7 @@
 //! handler runs here; without one home ends the process), or was sent by a process of this node,
 //! and is dropped.
 
-use crate::process::Process;
+use crate::process::shared::Process;
 use crate::process::thread::Thread;
 use std::collections::VecDeque;
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};

@@ -11,7 +11,7 @@
 pub(crate) mod foreign;
 pub mod trampoline;
 
-use crate::process::Process;
+use crate::process::shared::Process;
 use std::ops::Range;
 use tern_tracee::Result;
 use tern_tracee::inject::SYSCALL;

@@ -1,26 +1,24 @@
 //! Worker threads for operations that may take seconds: TLS handshakes, and requests to the node's
 //! daemon. A peer that never replies blocks only its own worker.
 
+use crate::daemon::request_daemon;
 use crate::files::local::{LocalFile, OpenRequest};
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tern_control::{Reply, Request, stream};
+use tern_control::{Reply, Request};
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 use tern_image::object::{ObjectId, seal_unmapped};
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the node's daemon may take to reply. It may have to ask home's daemon.
-const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit for concurrent workers of a kind. It bounds the threads that incoming connections start.
 const MAX_WORKERS: usize = 16;
 
@@ -230,13 +228,4 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-/// Sends a request to this node's daemon.
-pub(crate) fn request_daemon(run_dir: &std::path::Path, request: &Request) -> io::Result<Reply> {
-    let mut daemon = UnixStream::connect(run_dir.join("control"))?;
-    daemon.set_read_timeout(Some(DAEMON_TIMEOUT))?;
-    daemon.set_write_timeout(Some(DAEMON_TIMEOUT))?;
-    stream::write(&mut daemon, request)?;
-    stream::read(&mut daemon)
 }

@@ -14,7 +14,6 @@
 use crate::arrive::threads::{CloneTarget, Threads};
 use crate::error::GuestResult;
 use crate::process::space::{GuestSpace, MappedFiles, apply};
-use crate::process::{Guest, State};
 use crate::sandbox::Sandbox;
 use crate::sandbox::empty::empty;
 use crate::vdso::foreign::ForeignVdso;
@@ -103,14 +102,11 @@ impl Arriving {
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn begin(offer: Offer, foreign_vdso: Option<ForeignVdso>, child: Stopped) -> Result<Guest> {
-        let host = child.pid();
-        let injection = Injection::begin(child, inject::own_site())?;
-        let (pid, own_pid, epoch, reserve) = (offer.pid, offer.own_pid, offer.epoch, offer.reserve);
-        let arriving = Self {
+    pub(crate) fn begin(offer: Offer, foreign_vdso: Option<ForeignVdso>, child: Stopped) -> Result<Self> {
+        Ok(Self {
             offer,
             foreign_vdso,
-            injection: Some(injection),
+            injection: Some(Injection::begin(child, inject::own_site())?),
             listener: None,
             mapped_files: MappedFiles::new(),
             layout: None,
@@ -119,8 +115,7 @@ impl Arriving {
             threads: Threads::default(),
             stopped_threads: Vec::new(),
             frozen_since: Instant::now(),
-        };
-        Guest::new(pid, own_pid, host, epoch, reserve, State::Arriving(Box::new(arriving)))
+        })
     }
 
     /// Receives the layout of the address space, and returns the files whose content is missing.
@@ -326,7 +321,8 @@ impl Arriving {
             return Err(self.inconsistent("an image without the call state of its threads").into());
         }
         let inconsistent = self.inconsistent("an image before its address space, or twice");
-        let title = Guest::title(offer.home, offer.pid, &offer.command);
+        // The title that `ps` on this node shows.
+        let title = format!("tern:{}/{} {}", offer.home, offer.pid, offer.command);
         let reserve = offer.reserve;
         // The injection exists until the image has arrived.
         let (Some(mut injection), Some(listener)) =

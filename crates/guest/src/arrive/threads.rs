@@ -5,10 +5,9 @@
 //! their tids with the address space, while the process still runs there. For threads that begin or
 //! end later, the created threads are corrected when the image arrives.
 
-use crate::calls::thread_lifecycle::THREAD_FLAGS;
 use crate::error::{GuestError, GuestResult};
 use crate::sandbox::Sandbox;
-use crate::sandbox::clone::{CloneOutcome, Cloner, await_clone_return};
+use crate::sandbox::clone::{CloneOutcome, Cloner, THREAD_FLAGS, await_clone_return};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tern_image::process::MAX_THREADS;

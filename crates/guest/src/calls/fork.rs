@@ -8,24 +8,17 @@
 //! After a vfork the calling thread stays inside its clone until the child has executed or ended;
 //! the main loop handles its return. The other threads continue.
 
-use crate::process::thread::{PendingCall, Thread};
-use crate::process::{Guest, GuestMemory, Process, State};
+use crate::process::Guest;
+use crate::process::memory::GuestMemory;
+use crate::process::shared::{Process, State};
+use crate::process::thread::{PendingCall, Thread, VforkWait};
 use crate::sandbox::Sandbox;
-use crate::sandbox::clone::{CloneOutcome, Cloner, await_clone_return};
+use crate::sandbox::clone::{CloneOutcome, Cloner, await_clone_return, child_registers};
 use tern_ids::HomePid;
 use tern_migrate::message::ThreadSync;
 use tern_syscall::{Outcome, scatter};
 use tern_tracee::registers::Registers;
 use tern_tracee::{Error, Result};
-
-/// A parent that waits inside its vfork.
-#[derive(Debug)]
-pub(crate) struct VforkWait {
-    /// Its registers after the call.
-    pub(crate) after: Registers,
-    /// Its signal mask.
-    pub(crate) mask: u64,
-}
 
 /// Flags of clone that concern memory and are passed to the clone here.
 const PASSED_FLAGS: i32 = libc::CLONE_VM
@@ -146,11 +139,4 @@ impl Thread {
             tracing::warn!(tid = %self.tid, "the results of its fork could not be written");
         }
     }
-}
-
-/// The registers with which the child of a clone begins: those of the thread that made the clone,
-/// except for the result, the stack, and the registers that the clone itself sets.
-pub(crate) fn child_registers(maker: Registers, child: Registers, stack: u64) -> Registers {
-    let rsp = if stack == 0 { maker.rsp } else { stack };
-    Registers { fs_base: child.fs_base, rax: 0, orig_rax: u64::MAX, rsp, ..maker }
 }

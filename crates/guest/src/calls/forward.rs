@@ -2,8 +2,10 @@
 
 use crate::calls::procfs_view;
 use crate::error::GuestResult;
-use crate::process::thread::{PendingCall, Thread};
-use crate::process::{Guest, GuestMemory, Process};
+use crate::process::Guest;
+use crate::process::memory::GuestMemory;
+use crate::process::shared::Process;
+use crate::process::thread::{PendingCall, Thread, has_local_part_after_home};
 use crate::time::cpu::CpuTimeOf;
 use std::time::Instant;
 use tern_ids::HomePid;
@@ -59,7 +61,7 @@ impl Thread {
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
             Route::Homeward(reason) => self.request_home(trap, reason, process, home),
             Route::Home if self.handle_file_call(&trap, process, home.as_deref_mut())? => Ok(()),
-            Route::Home if self.reply_from_names(&trap, process)? => Ok(()),
+            Route::Home if self.handle_name_call(&trap, process)? => Ok(()),
             Route::Home => self.forward(trap, process, home),
             Route::Both(special) => self.handle_split(trap, special, process, home),
         }
@@ -179,9 +181,7 @@ impl Thread {
             crate::time::cpu::add_to_result(pending.trap.nr, &pending.trap.args, used, &mut result.outcome);
         }
         let local = match route(pending.trap.nr, &pending.trap.args) {
-            Route::Both(special) => {
-                result.outcome.ret >= 0 && crate::calls::split::has_local_part_after_home(special)
-            }
+            Route::Both(special) => result.outcome.ret >= 0 && has_local_part_after_home(special),
             _ => false,
         };
         if local {

@@ -5,7 +5,7 @@
 //! opened file (`deputy/calls/procfs_view.rs`). A file that can be written, or is useful only at
 //! the moment of reading, brings the process home.
 
-use crate::process::Process;
+use crate::process::shared::Process;
 use crate::process::space::MappedFiles;
 use tern_image::Reserve;
 use tern_syscall::{Arg, Call};

@@ -5,10 +5,11 @@
 //! or a call that the shim injects in its place.
 
 use crate::error::GuestResult;
-use crate::files::local::Opening;
+use crate::process::Guest;
+use crate::process::memory::GuestMemory;
+use crate::process::shared::Process;
 use crate::process::space::GuestSpace;
 use crate::process::thread::{PendingCall, Thread};
-use crate::process::{Guest, GuestMemory, Process};
 use tern_ids::HomePid;
 use tern_image::FileRef;
 use tern_image::content::ContentCache;
@@ -19,21 +20,6 @@ use tern_syscall::{Arg, ByteBuf, Call, Gathered, Route, SplitCall, UserMemory, r
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
-
-/// Whether a local part follows after home has succeeded.
-#[must_use]
-pub(crate) fn has_local_part_after_home(split_call: SplitCall) -> bool {
-    matches!(
-        split_call,
-        SplitCall::Mmap
-            | SplitCall::RtSigaction
-            | SplitCall::RtSigprocmask
-            | SplitCall::RtSigreturn
-            | SplitCall::Fork
-            | SplitCall::Thread
-            | SplitCall::Setrlimit
-    )
-}
 
 impl Thread {
     /// Handles a call in which both halves take part.
@@ -387,7 +373,7 @@ impl Guest {
     pub(crate) fn handle_queued_traps(&mut self, mut home: Option<&mut Link>) -> GuestResult {
         while !self.is_action_change_pending()
             && !self.has_internal_call()
-            && !self.process.opening.as_ref().is_some_and(Opening::is_waiting)
+            && !self.process.is_opening_file()
             && let Some(trap) = self.process.queued_traps.pop_front()
         {
             let tid =

@@ -7,11 +7,11 @@
 //! so that this kernel clears its tid word and releases its robust futexes, for which other threads
 //! of the guest may wait. The shim then expects its end.
 
-use crate::calls::fork::child_registers;
+use crate::process::Guest;
+use crate::process::shared::Process;
 use crate::process::thread::{PendingCall, Thread};
-use crate::process::{Guest, Process};
 use crate::sandbox::Sandbox;
-use crate::sandbox::clone::{CloneOutcome, Cloner, await_clone_return};
+use crate::sandbox::clone::{CloneOutcome, Cloner, THREAD_FLAGS, await_clone_return, child_registers};
 use tern_ids::HomePid;
 use tern_migrate::message::ThreadSync;
 use tern_tracee::{Error, Memory, Result, cpu};
@@ -21,14 +21,6 @@ use tern_tracee::{Error, Memory, Result, cpu};
 const PASSED_FLAGS: i32 = THREAD_FLAGS | libc::CLONE_SETTLS | libc::CLONE_PARENT_SETTID | TID_WORD_FLAGS;
 
 const TID_WORD_FLAGS: i32 = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID;
-
-/// The flags that share the state of a process among its threads.
-pub(crate) const THREAD_FLAGS: i32 = libc::CLONE_VM
-    | libc::CLONE_FS
-    | libc::CLONE_FILES
-    | libc::CLONE_SIGHAND
-    | libc::CLONE_THREAD
-    | libc::CLONE_SYSVSEM;
 
 /// The arguments of clone, for the call that the program made.
 fn arguments(args: &[u64; 6]) -> [u64; 6] {

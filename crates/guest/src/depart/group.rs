@@ -6,7 +6,8 @@
 //! before its last write. Home restores none of them before it has all images, so it never restores
 //! a part of the group.
 
-use crate::process::{Guest, State};
+use crate::process::Guest;
+use crate::process::shared::State;
 use std::collections::HashSet;
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
@@ -45,8 +46,8 @@ impl GroupProgress {
                     group.carried_by_others.extend(&other.carried_objects);
                     (other.is_ready, other.sending.frozen.is_some() && guest.are_all_stopped())
                 }
-                State::Frozen => {
-                    group.carried_by_others.extend(&guest.process.carried_objects);
+                State::Frozen(carried_objects) => {
+                    group.carried_by_others.extend(carried_objects);
                     (true, guest.are_all_stopped())
                 }
                 _ => (false, false),

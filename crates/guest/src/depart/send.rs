@@ -5,14 +5,14 @@
 //! next epoch asks for its result under the same number.
 
 use crate::depart::group::GroupProgress;
+use crate::process::Guest;
+use crate::process::shared::{Process, State};
 use crate::process::space::{GuestSpace, MappedFiles};
 use crate::process::thread::{PendingCall, Thread};
-use crate::process::{Guest, Process, State};
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::HashSet;
 use std::fs::File;
-use std::time::{Duration, Instant};
-use tern_ids::HomePid;
+use std::time::Instant;
 use tern_image::content::ContentCache;
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
@@ -20,13 +20,12 @@ use tern_image::pages::PageFinder;
 use tern_image::process::MAX_THREADS;
 use tern_image::{FileRef, Layout, ProcessImage, Unmovable};
 use tern_migrate::message::ProcessSync;
-use tern_migrate::source::{MemorySender, MigrationSource, ProcessSender, SendError, SharedObject};
+use tern_migrate::source::{MemorySender, MigrationSource, SendError, SharedObject};
 use tern_syscall::{Route, SplitCall, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::write_tracker::WriteTracker;
 use tern_tracee::{Memory, Result};
-use tern_wire::Link;
 
 /// Processes smaller than this (KiB) are stopped and copied at once: tracking their writes would
 /// cost more.
@@ -34,36 +33,6 @@ const MIN_TRACKED_KIB: u64 = 8 << 10;
 
 /// Maximum number of times that the maps of a running process are read until they are consistent.
 const MAX_MAP_READS: u32 = 20;
-
-/// A guest that is being sent.
-#[derive(Debug)]
-pub(crate) struct Departing {
-    /// The pids of its migration group, including its own; empty if it departs alone.
-    pub(crate) group: Vec<HomePid>,
-    /// Whether it is ready to stop.
-    pub(crate) is_ready: bool,
-    /// The shared memory whose content is sent with it.
-    pub(crate) carried_objects: HashSet<ObjectId>,
-    /// The link to the next node; none if it goes home, over home's link.
-    pub(crate) link: Option<Link>,
-    /// The state of the transfer.
-    pub(crate) sending: ProcessSender,
-    /// The last change of the transfer's counters, and their values then.
-    pub(crate) last_progress: (Instant, (u64, usize, bool)),
-}
-
-impl Departing {
-    /// For how long the next node has neither received pending data nor sent an awaited reply. The
-    /// link home has its own heartbeats.
-    pub(crate) fn time_without_progress(&mut self) -> Duration {
-        let Some(link) = &self.link else { return Duration::ZERO };
-        let now = (self.sending.bytes(), link.unsent(), self.sending.awaits_answer());
-        if now != self.last_progress.1 || (now.1 == 0 && !now.2) {
-            self.last_progress = (Instant::now(), now);
-        }
-        self.last_progress.0.elapsed()
-    }
-}
 
 /// The files of a guest's mappings, as they were announced when they were mapped.
 struct GuestMappings<'a>(&'a MappedFiles);

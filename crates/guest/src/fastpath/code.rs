@@ -333,6 +333,13 @@ pub(crate) enum Stage {
     FallsBack,
 }
 
+impl Stage {
+    /// Whether the code copies to or from the program's buffer, and may fault there.
+    pub(crate) fn is_copying(self) -> bool {
+        self == Self::Copies
+    }
+}
+
 fn offset(of: *const u8) -> u64 {
     of.addr() as u64 - (&raw const tern_fastpath_begin).addr() as u64
 }

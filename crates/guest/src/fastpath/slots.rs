@@ -1,10 +1,13 @@
 //! The slots of the fast path's table.
 
-use super::{PUBLICATION_TERM, code};
+use super::code;
 use crate::files::cache::publish::PublishedReadAhead;
 use crate::files::limits::FASTPATH_BUFFER_LEN;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_tracee::{Memory, Result};
+
+/// How long written data may stay in a buffer. Nothing else stays published for longer either.
+pub(super) const PUBLICATION_TERM: Duration = Duration::from_secs(1);
 
 /// The published part of one file.
 #[derive(Debug, Clone, Copy)]

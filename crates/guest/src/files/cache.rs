@@ -4,12 +4,13 @@
 mod conflict;
 mod local_files;
 mod open_close;
+mod pending_closes;
 pub(crate) mod publish;
 
 use crate::files::limits::{CACHE_TERM, FASTPATH_BUFFER_LEN};
 use crate::files::local::{LocalFile, LocalNode};
 use conflict::Conflict;
-use open_close::PendingCloses;
+use pending_closes::PendingCloses;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tern_migrate::message::{FileDelegation, FileNotice};
@@ -140,7 +141,7 @@ impl FileCache {
 
     /// Whether home has all writes and offsets.
     pub(crate) fn is_clean(&self) -> bool {
-        let no_writes = self.files.values().all(DelegatedFile::is_clean) && self.closing.fds.is_empty();
+        let no_writes = self.files.values().all(DelegatedFile::is_clean) && self.closing.fds().is_empty();
         self.in_flight.is_none() && no_writes && !self.must_await_native_call()
     }
 
@@ -208,7 +209,7 @@ impl FileCache {
         let prelude = self.collect_prelude(number, Conflict::None, false);
         let files = self.files.iter().filter(|(_, file)| !file.is_clean()).map(|(fd, _)| fd);
         // On a descriptor that is closed by then, the no-op fails and does nothing either.
-        let noop = files.chain(&self.closing.fds).next();
+        let noop = files.chain(self.closing.fds()).next();
         let noop = noop.map(|fd| noop_call(*fd));
         (prelude, noop)
     }
@@ -227,7 +228,7 @@ impl FileCache {
     }
 
     fn collect_prelude(&mut self, number: u64, conflict: Conflict, offsets: bool) -> Vec<Call> {
-        let closes = self.closing.fds.iter();
+        let closes = self.closing.fds().iter();
         let mut calls: Vec<Call> = closes.clone().map(|fd| call_on(*fd, libc::SYS_close, 0, 0)).collect();
         let mut steps: Vec<(i32, PreludeStep)> = closes.map(|fd| (*fd, PreludeStep::Close)).collect();
         for (fd, file) in &mut self.files {

@@ -20,15 +20,17 @@
 //! returned: all writes are flushed, home has the offsets, and calls on the files are forwarded.
 
 use crate::error::GuestResult;
-use crate::files::cache::Fill;
+use crate::files::internal_call::{CallPurpose, InternalCall};
 use crate::files::limits::MAX_OFFSET_BITS;
 use crate::files::local::LocalNode;
+use crate::process::Guest;
+use crate::process::memory::GuestMemory;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
-use crate::process::{Guest, GuestMemory, Process, State};
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, FileNotice, MAX_DELEGATED_IO, Message, send};
-use tern_syscall::{Call, UserMemory};
+use tern_syscall::UserMemory;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;
@@ -39,28 +41,6 @@ const SIGNAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Offsets beyond this are left to home, because some file systems refuse them.
 const MAX_OFFSET: u64 = 1 << MAX_OFFSET_BITS;
-
-/// A call that the shim makes at home for a process's delegated files.
-#[derive(Debug)]
-pub(crate) struct InternalCall {
-    number: u64,
-    /// The number of calls in its prelude.
-    prelude_len: usize,
-    /// The request, which may have to be sent again.
-    message: Message,
-    /// Its purpose, other than a flush.
-    purpose: Option<CallPurpose>,
-    sent_at: Instant,
-}
-
-/// The purpose of an internal call, other than a flush.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum CallPurpose {
-    /// To read a piece of a file ahead.
-    Fill(Fill),
-    /// To find out whether this shared file has changed.
-    Revalidate(i32),
-}
 
 /// A transfer on a descriptor.
 struct Transfer {
@@ -104,15 +84,6 @@ impl Transfer {
     }
 }
 
-impl CallPurpose {
-    fn call(self) -> Call {
-        match self {
-            Self::Fill(fill) => fill.call(),
-            Self::Revalidate(fd) => crate::files::cache::noop_call(fd),
-        }
-    }
-}
-
 fn writes(nr: i64) -> bool {
     [libc::SYS_write, libc::SYS_pwrite64, libc::SYS_writev, libc::SYS_pwritev, libc::SYS_pwritev2]
         .contains(&nr)
@@ -153,7 +124,10 @@ impl Thread {
         }
         let delegation = file.delegation;
         let Some(transfer) = Transfer::of(trap, delegation.offset, &mut GuestMemory(&process.memory)) else {
-            return self.reply_from_prefetch(trap, process);
+            return match process.files.reply_from_prefetch(trap, &process.memory) {
+                Some(ret) => self.reply_cached(trap, ret, process),
+                None => Ok(false),
+            };
         };
         match writes(nr) {
             // A file that is also writable is read at home: a read must include the pending writes.
@@ -175,6 +149,35 @@ impl Thread {
         }
         self.reply(trap.id, ret)?;
         Ok(true)
+    }
+
+    /// Replies to a call from cached attributes or names.
+    fn reply_cached(&mut self, trap: &Notification, ret: i64, process: &mut Process) -> GuestResult<bool> {
+        self.sync.restart_code = None;
+        process.republish()?;
+        self.reply(trap.id, ret)?;
+        Ok(true)
+    }
+
+    /// Replies to a call about a cached name; false if it is another call, or home is to make it.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn handle_name_call(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+    ) -> GuestResult<bool> {
+        // A call that home may have made already keeps its number. Pending writes change attributes.
+        // And a program that has files open on this node may observe changes before home's notices
+        // arrive.
+        if self.sync.call_pending || self.sync.partial.is_some() || !process.files.home_has_all_data() {
+            return Ok(false);
+        }
+        match process.names.reply_to(trap, &process.memory) {
+            Some(ret) => self.reply_cached(trap, ret, process),
+            None => Ok(false),
+        }
     }
 
     fn read_cached(
@@ -397,7 +400,7 @@ impl Guest {
         let forks = self.process.forks_wait_until.filter(|_| matches!(self.process.state, State::Running));
         let refused = self.threads.values().any(|thread| !thread.unraised_signals.is_empty());
         let signals = refused.then(|| Instant::now() + SIGNAL_RETRY_INTERVAL);
-        write_due.into_iter().chain(self.publication_deadline()).chain(forks).chain(signals).min()
+        write_due.into_iter().chain(self.process.fastpath.due()).chain(forks).chain(signals).min()
     }
 
     /// Does the work that is due according to [`due`](Self::due).

@@ -26,16 +26,10 @@
 //! but calls on it are no longer let through. Before the guest's next call is sent home, /dev/null
 //! replaces the descriptor, so that no child can inherit the file.
 
-use crate::error::GuestResult;
-use crate::files::cache::FileCache;
-use crate::files::io::CallPurpose;
 use crate::files::remote_map::RemoteMap;
-use crate::process::Process;
-use crate::process::space::MAPPED_FILE;
-use crate::process::thread::Thread;
-use rustix::fs::{Mode, OFlags, SeekFrom, StatVfsMountFlags};
+use rustix::fs::{OFlags, SeekFrom, StatVfsMountFlags};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -48,8 +42,6 @@ use tern_ids::NodeId;
 use tern_image::content::OpenFileConnection;
 use tern_image::node_file::NodeFile;
 use tern_migrate::message::{FileDelegation, SharedFileRef};
-use tern_tracee::listener::Notification;
-use tern_wire::Link;
 
 /// How long this node's server may take to open a file. Only the program that uses the file waits.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -154,13 +146,13 @@ impl LocalFile {
     }
 
     /// Whether the server has dropped its state, as when it was killed.
-    fn has_lost_server(&self) -> bool {
+    pub(crate) fn has_lost_server(&self) -> bool {
         let Self::Open(_, Some(server)) = self else { return false };
         control_socket::is_closed(server)
     }
 
     /// The request that opens it; none if it is open.
-    fn open_request(&self, delegation: FileDelegation) -> Option<OpenRequest> {
+    pub(crate) fn open_request(&self, delegation: FileDelegation) -> Option<OpenRequest> {
         let flags = match (delegation.can_read, delegation.can_write) {
             (_, false) => OFlags::RDONLY,
             (false, true) => OFlags::WRONLY,
@@ -217,6 +209,16 @@ enum OpenProgress {
 }
 
 impl Opening {
+    /// The opening of a file that the guest has under this descriptor, not begun yet.
+    pub(crate) fn new(fd: i32, number: u64, request: OpenRequest) -> Self {
+        Self { fd, number, progress: OpenProgress::Wanted(request) }
+    }
+
+    /// Whether it is over, and was for this descriptor.
+    pub(crate) fn is_done_for(&self, fd: i32) -> bool {
+        self.fd == fd && !self.is_waiting()
+    }
+
     /// Whether it is not over yet.
     pub(crate) fn is_waiting(&self) -> bool {
         !matches!(self.progress, OpenProgress::Done(_))
@@ -237,7 +239,7 @@ impl Opening {
         self.progress = OpenProgress::Done(result);
     }
 
-    fn into_result(self) -> io::Result<LocalFile> {
+    pub(crate) fn into_result(self) -> io::Result<LocalFile> {
         match self.progress {
             OpenProgress::Done(result) => result,
             _ => Err(io::ErrorKind::WouldBlock.into()),
@@ -248,108 +250,4 @@ impl Opening {
 fn request_to_open(location: &NodeFile, flags: OFlags) -> ShimRequest {
     let (path, number, credentials) = (location.path.clone(), location.number, location.credentials.clone());
     ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() }
-}
-
-impl Thread {
-    /// Lets a call on a local or shared file through; false if it is on another file, or home is to
-    /// make it.
-    ///
-    /// # Errors
-    /// If the guest is gone.
-    pub(crate) fn pass_to_local(
-        &mut self,
-        trap: &Notification,
-        process: &mut Process,
-        home: Option<&mut Link>,
-    ) -> GuestResult<bool> {
-        let (fd, files) = (trap.args[0] as i32, &mut process.files);
-        let Some(file) = files.get(fd) else { return Ok(false) };
-        let Some(local_file) = file.local_file.as_ref().filter(|_| is_content_call(trap.nr)) else {
-            return Ok(false);
-        };
-        if local_file.is_shared() && !file.is_validated() {
-            // Home's last report that it is unchanged is no longer valid.
-            return self.queue_behind_internal_call(*trap, Some(CallPurpose::Revalidate(fd)), process, home);
-        }
-        if local_file.is_open() {
-            // A new server has no state for the file, so other nodes would keep stale caches.
-            if local_file.has_lost_server() {
-                files.return_local(fd);
-                return Ok(false);
-            }
-        } else {
-            // A file under the descriptor number that mappings use is left to home.
-            if !file.has_no_pending_writes() || self.internal_call.is_some() || fd == MAPPED_FILE {
-                return Ok(false);
-            }
-            let Some(result) = process.opening.take_if(|opening| opening.fd == fd && !opening.is_waiting())
-            else {
-                let Some(request) = local_file.open_request(file.delegation) else { return Ok(false) };
-                process.openings += 1;
-                let progress = OpenProgress::Wanted(request);
-                process.opening = Some(Opening { fd, number: process.openings, progress });
-                process.queued_traps.push_back(*trap);
-                return Ok(true);
-            };
-            let offset = file.delegation.offset;
-            let opened = result.into_result().and_then(|local_file| {
-                if let LocalFile::Open(opened_fd, _) = &local_file {
-                    rustix::fs::seek(opened_fd, SeekFrom::Start(offset))?;
-                    self.listener.add_fd(trap.id, opened_fd.as_fd(), fd)?;
-                }
-                Ok(local_file)
-            });
-            match opened {
-                Ok(local_file) => {
-                    file.local_file = Some(local_file);
-                    files.remove_stale_fd(fd);
-                }
-                Err(error) => {
-                    tracing::info!(%error, fd, "a local file could not be opened; it is used through home");
-                    file.local_file = None;
-                    return Ok(false);
-                }
-            }
-        }
-        self.sync.restart_code = None;
-        process.enter_native_call(trap)?;
-        self.let_through(trap.id)?;
-        Ok(true)
-    }
-
-    /// Closes descriptors in the guest whose files are no longer delegated. The thread waits in
-    /// this trap.
-    pub(crate) fn close_stale_fds(&self, trap: &Notification, files: &mut FileCache) {
-        for fd in files.take_stale_fds() {
-            let dev_null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            // After a failure it stays open, but no call of the guest reaches it.
-            let replaced =
-                dev_null.map_err(io::Error::from).and_then(|n| self.listener.add_fd(trap.id, n.as_fd(), fd));
-            if let Err(error) = replaced {
-                tracing::warn!(%error, fd, "a descriptor could not be closed in the guest");
-                files.add_stale_fd(fd);
-            }
-        }
-    }
-}
-
-/// Whether a call on an open file concerns only its content and its offset.
-fn is_content_call(nr: u32) -> bool {
-    matches!(
-        i64::from(nr),
-        libc::SYS_read
-            | libc::SYS_write
-            | libc::SYS_pread64
-            | libc::SYS_pwrite64
-            | libc::SYS_readv
-            | libc::SYS_writev
-            | libc::SYS_preadv
-            | libc::SYS_pwritev
-            | libc::SYS_preadv2
-            | libc::SYS_pwritev2
-            | libc::SYS_lseek
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate
-            | libc::SYS_fadvise64
-    )
 }

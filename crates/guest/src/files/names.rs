@@ -6,10 +6,8 @@
 //! one second. Attributes of files are valid for one second in any case: a file can change through
 //! another hard link or a mapping, of which home sends no notice.
 
-use crate::error::GuestResult;
 use crate::files::limits::CACHE_TERM;
-use crate::process::thread::Thread;
-use crate::process::{GuestMemory, Process};
+use crate::process::memory::GuestMemory;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_migrate::names::{
@@ -17,6 +15,7 @@ use tern_migrate::names::{
 };
 use tern_migrate::prefetch::FileAttributes;
 use tern_syscall::{UserMemory, read_c_string};
+use tern_tracee::Memory;
 use tern_tracee::listener::Notification;
 
 /// Paths of this length or more are sent home.
@@ -90,6 +89,22 @@ impl NameCache {
             || self.last_confirmed.is_none_or(|last_confirmed| last_confirmed.elapsed() >= CACHE_TERM)
     }
 
+    /// Replies to a call about a cached name; returns none if it is another call, or home must make
+    /// it.
+    pub(crate) fn reply_to(&self, trap: &Notification, memory: &Memory) -> Option<i64> {
+        if self.is_unusable() {
+            return None;
+        }
+        let on = PathCall::classify(trap.nr, &trap.args)?;
+        let mut memory = GuestMemory(memory);
+        let path = read_c_string(&mut memory, trap.args[on.path], MAX_PATH_LEN).ok()?;
+        let path = path.strip_suffix(b"\0").filter(|path| on.is_anchored(&trap.args, path))?;
+        match self.reply(on.query, path, &trap.args)? {
+            NameReply::Number(ret) => Some(ret),
+            NameReply::Bytes(at, bytes, ret) => memory.write(at, &bytes).is_ok().then_some(ret),
+        }
+    }
+
     /// The reply to a call with a path; none if home must make it.
     fn reply(&self, query: PathQuery, path: &[u8], args: &[u64; 6]) -> Option<NameReply> {
         let (directory, name) = split_last(path)?;
@@ -138,43 +153,6 @@ impl CachedDir {
             .as_ref()
             .filter(|_| self.path_is_no_symlink || !by_name)
             .and_then(|attributes| attribute_reply(attributes, query, args))
-    }
-}
-
-impl Thread {
-    /// Replies to a call about a cached name; false if it is another call, or home is to make it.
-    ///
-    /// # Errors
-    /// If the guest is gone.
-    pub(crate) fn reply_from_names(
-        &mut self,
-        trap: &Notification,
-        process: &mut Process,
-    ) -> GuestResult<bool> {
-        // A call that home may have made already keeps its number.
-        if process.names.is_unusable() || self.sync.call_pending || self.sync.partial.is_some() {
-            return Ok(false);
-        }
-        // Pending writes change attributes. And a program that has files open on this node may
-        // observe changes before home's notices arrive.
-        let Some(on) = PathCall::classify(trap.nr, &trap.args).filter(|_| process.files.home_has_all_data())
-        else {
-            return Ok(false);
-        };
-        let mut memory = GuestMemory(&process.memory);
-        let Ok(path) = read_c_string(&mut memory, trap.args[on.path], MAX_PATH_LEN) else { return Ok(false) };
-        let Some(path) = path.strip_suffix(b"\0").filter(|path| on.is_anchored(&trap.args, path)) else {
-            return Ok(false);
-        };
-        let ret = match process.names.reply(on.query, path, &trap.args) {
-            Some(NameReply::Number(ret)) => ret,
-            Some(NameReply::Bytes(at, bytes, ret)) if memory.write(at, &bytes).is_ok() => ret,
-            _ => return Ok(false),
-        };
-        self.sync.restart_code = None;
-        process.republish()?;
-        self.reply(trap.id, ret)?;
-        Ok(true)
     }
 }
 

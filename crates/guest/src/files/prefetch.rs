@@ -1,11 +1,11 @@
 //! Replies to the calls that programs make right after opening a file, from the data that came with
 //! its delegation, and to its close (`cache/open_close.rs`).
 
-use crate::error::GuestResult;
-use crate::process::thread::Thread;
-use crate::process::{GuestMemory, Process};
+use crate::files::cache::FileCache;
+use crate::process::memory::GuestMemory;
 use tern_migrate::prefetch::SUPPORTED_STATX;
 use tern_syscall::UserMemory;
+use tern_tracee::Memory;
 use tern_tracee::listener::Notification;
 
 /// The buffer to which a call writes a descriptor's attributes, and whether in statx format.
@@ -34,42 +34,26 @@ fn is_default_advice([_, _, length, advice, ..]: &[u64; 6]) -> bool {
     length.cast_signed() >= 0 && usual.contains(&(*advice as i32))
 }
 
-impl Thread {
+impl FileCache {
     /// Replies to a call on a delegated file from data that came with the delegation, or closes the
-    /// file; false if it is another call, or home is to make it.
-    ///
-    /// # Errors
-    /// If the guest is gone.
-    pub(crate) fn reply_from_prefetch(
-        &mut self,
-        trap: &Notification,
-        process: &mut Process,
-    ) -> GuestResult<bool> {
+    /// file; returns none if it is another call, or home is to make it.
+    pub(super) fn reply_from_prefetch(&mut self, trap: &Notification, memory: &Memory) -> Option<i64> {
         let fd = trap.args[0] as i32;
-        let mut memory = GuestMemory(&process.memory);
-        let ret = match i64::from(trap.nr) {
-            libc::SYS_close if process.files.close(fd) => 0,
+        let mut memory = GuestMemory(memory);
+        match i64::from(trap.nr) {
+            libc::SYS_close if self.close(fd) => Some(0),
             // The call tests for a terminal, which a regular file is not.
-            libc::SYS_ioctl
-                if trap.args[1] as u32 == libc::TCGETS as u32 && process.files.is_home_local(fd) =>
-            {
-                -i64::from(libc::ENOTTY)
+            libc::SYS_ioctl if trap.args[1] as u32 == libc::TCGETS as u32 && self.is_home_local(fd) => {
+                Some(-i64::from(libc::ENOTTY))
             }
             // Files are read ahead anyway.
-            libc::SYS_fadvise64 if is_default_advice(&trap.args) && process.files.is_home_local(fd) => 0,
+            libc::SYS_fadvise64 if is_default_advice(&trap.args) && self.is_home_local(fd) => Some(0),
             _ => {
-                let Some(attributes) = process.files.attributes(fd) else { return Ok(false) };
-                let Some((at, wide)) = attributes_buffer(trap, &mut memory) else { return Ok(false) };
+                let attributes = self.attributes(fd)?;
+                let (at, wide) = attributes_buffer(trap, &mut memory)?;
                 let bytes = if wide { attributes.statx() } else { attributes.stat() };
-                if memory.write(at, &bytes).is_err() {
-                    return Ok(false);
-                }
-                0
+                memory.write(at, &bytes).is_ok().then_some(0)
             }
-        };
-        self.sync.restart_code = None;
-        process.republish()?;
-        self.reply(trap.id, ret)?;
-        Ok(true)
+        }
     }
 }

@@ -14,8 +14,9 @@
 //! * a signal for a stopped thread is raised in it, and is delivered when the thread resumes, here
 //!   or elsewhere.
 
+use crate::process::Guest;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
-use crate::process::{Guest, Process, State};
 use std::time::{Duration, Instant};
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;

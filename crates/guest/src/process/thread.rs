@@ -3,9 +3,8 @@
 //! The functions here need this thread only. They are given the state that its process shares
 //! ([`Process`]).
 
-use crate::calls::fork::VforkWait;
-use crate::files::io::InternalCall;
-use crate::process::Process;
+use crate::files::internal_call::InternalCall;
+use crate::process::shared::Process;
 use crate::time::cpu::CpuMeter;
 use rustix::process::{Pid, setpriority_process};
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +15,7 @@ use tern_image::FileRef;
 use tern_migrate::message::ThreadSync;
 use tern_syscall::{Call, Gathered, Route, SplitCall};
 use tern_tracee::listener::{Listener, Notification};
-use tern_tracee::registers::restart;
+use tern_tracee::registers::{Registers, restart};
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Error, Result};
@@ -77,6 +76,30 @@ pub(crate) struct PendingCall {
     pub(crate) sent_at: Instant,
 }
 
+/// A parent that waits inside its vfork.
+#[derive(Debug)]
+pub(crate) struct VforkWait {
+    /// Its registers after the call.
+    pub(crate) after: Registers,
+    /// Its signal mask.
+    pub(crate) mask: u64,
+}
+
+/// Whether a local part follows after home has succeeded.
+#[must_use]
+pub(crate) fn has_local_part_after_home(split_call: SplitCall) -> bool {
+    matches!(
+        split_call,
+        SplitCall::Mmap
+            | SplitCall::RtSigaction
+            | SplitCall::RtSigprocmask
+            | SplitCall::RtSigreturn
+            | SplitCall::Fork
+            | SplitCall::Thread
+            | SplitCall::Setrlimit
+    )
+}
+
 impl Thread {
     /// A new thread of this process, by its tids at home, in its own namespace, and on this node.
     /// `deputy_sigmask` is the signal mask of its deputy.
@@ -132,7 +155,7 @@ impl Thread {
         let Some(pending) = &self.pending else { return true };
         let has_two_parts = match tern_syscall::route(pending.trap.nr, &pending.trap.args) {
             Route::Both(SplitCall::Exec | SplitCall::Exit) => true,
-            Route::Both(split_call) => crate::calls::split::has_local_part_after_home(split_call),
+            Route::Both(split_call) => has_local_part_after_home(split_call),
             _ => false,
         };
         let in_trampolines = process

@@ -13,6 +13,14 @@ use tern_tracee::registers::Registers;
 use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};
 use tern_tracee::{Error, Memory, Result};
 
+/// The flags that share the state of a process among its threads.
+pub(crate) const THREAD_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM;
+
 /// How long a clone may take.
 const CLONE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -153,6 +161,13 @@ pub(crate) fn await_clone_return(host: i32) -> Result<(Stopped, i32)> {
         stopped.run_to_syscall()?;
     }
     Err(Error::Inconsistent { what: "its clone does not return".into(), pid: host })
+}
+
+/// The registers with which the child of a clone begins: those of the thread that made the clone,
+/// except for the result, the stack, and the registers that the clone itself sets.
+pub(crate) fn child_registers(maker: Registers, child: Registers, stack: u64) -> Registers {
+    let rsp = if stack == 0 { maker.rsp } else { stack };
+    Registers { fs_base: child.fs_base, rax: 0, orig_rax: u64::MAX, rsp, ..maker }
 }
 
 #[cfg(test)]

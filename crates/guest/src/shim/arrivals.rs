@@ -3,8 +3,9 @@
 use super::Shim;
 use crate::arrive::build::{self, Arriving};
 use crate::error::{GuestError, GuestResult};
+use crate::process::Guest;
+use crate::process::shared::State;
 use crate::process::thread::Thread;
-use crate::process::{Guest, State};
 use crate::sandbox::Sandbox;
 use crate::time::cpu::CpuMeter;
 use crate::vdso::foreign::ForeignVdso;
@@ -50,7 +51,11 @@ impl Shim {
 
     fn begin_arrival(&mut self, offer: &Offer, foreign_vdso: Option<ForeignVdso>) -> anyhow::Result<Guest> {
         let sandbox = self.sandbox.get_or_create(self.start.guest_cpus)?;
-        Ok(Arriving::begin(offer.clone(), foreign_vdso, sandbox.fork(offer.own_pid)?)?)
+        let child = sandbox.fork(offer.own_pid)?;
+        let host = child.pid();
+        let arriving = Box::new(Arriving::begin(offer.clone(), foreign_vdso, child)?);
+        let Offer { pid, own_pid, epoch, reserve, .. } = *offer;
+        Ok(Guest::new(pid, own_pid, host, epoch, reserve, State::Arriving(arriving))?)
     }
 
     pub(super) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
@@ -151,7 +156,7 @@ impl Shim {
             State::Arriving(arriving) => arriving,
             // It was sent onward, and the next node was lost after home had decided for that node.
             // The guest continues here with a new epoch.
-            State::Frozen => {
+            State::Frozen(_) => {
                 guest.process.epoch = epoch;
                 guest.continue_here()?;
                 tracing::info!(%pid, ?epoch, "a guest continues here");
@@ -204,7 +209,6 @@ impl Guest {
         process.listener = Some(arrived.listener);
         process.mapped_files = arrived.mapped_files;
         process.foreign_vdso = arrived.foreign_vdso;
-        process.started = Instant::now();
         // The first thread may have ended.
         let first = arrived.threads.first().map_or(process.host_pid, Stopped::pid);
         process.memory = Memory::open(first)?;

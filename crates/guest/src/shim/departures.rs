@@ -1,10 +1,12 @@
 //! Messages about departing guests: those that go home or onward, and those that stay after all.
 
 use super::Shim;
+use crate::depart::departing::Departing;
 use crate::depart::group::GroupProgress;
-use crate::depart::send::{Departing, GuestSource};
+use crate::depart::send::GuestSource;
 use crate::error::GuestResult;
-use crate::process::{Guest, State};
+use crate::process::Guest;
+use crate::process::shared::State;
 use std::collections::HashSet;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
@@ -166,8 +168,7 @@ impl Shim {
             (guest_source.is_ready, guest_source.carried_objects);
         match done {
             Ok(true) => {
-                guest.process.carried_objects = departing.carried_objects;
-                guest.process.state = State::Frozen;
+                guest.process.state = State::Frozen(departing.carried_objects);
                 if let Some(link) = departing.link.take() {
                     self.departures.keep_link(pid, link);
                 }
@@ -232,7 +233,7 @@ impl Shim {
     pub(super) fn drain_links(&mut self) {
         let (members, timeout) = (&self.members, self.link_timeout());
         let is_undecided =
-            |pid| members.get(pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen));
+            |pid| members.get(pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen(_)));
         let failed = self.departures.drain(timeout, is_undecided);
         for (pid, why) in failed {
             // The guest may have arrived there all the same; only home can find out. It stays

@@ -2,7 +2,8 @@
 //! is unreachable.
 
 use super::Shim;
-use crate::process::{Guest, State};
+use crate::process::Guest;
+use crate::process::shared::State;
 use std::time::Duration;
 use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::Message;
@@ -74,7 +75,7 @@ impl Shim {
     /// Reports to home which guests have reached a threshold of CPU usage.
     pub(super) fn report_cpu_thresholds(&mut self) {
         let live = self.members.iter_mut().filter(|guest| guest.is_active());
-        let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached).collect();
+        let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached_thresholds).collect();
         for (tag, used) in reports {
             self.send_home(tag, &used);
         }

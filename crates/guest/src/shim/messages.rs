@@ -2,8 +2,9 @@
 
 use super::Shim;
 use crate::error::GuestResult;
+use crate::process::Guest;
+use crate::process::shared::{Process, State};
 use crate::process::thread::PendingCall;
-use crate::process::{Guest, Process, State};
 use tern_ids::HomePid;
 use tern_migrate::message::{Message, ReceivedMessage};
 use tern_syscall::{Outcome, Route, SplitCall, route};
@@ -256,7 +257,7 @@ impl Shim {
                 guest.process.is_suspended = false;
                 guest.resume()?;
             }
-            State::Frozen => guest.continue_here()?,
+            State::Frozen(_) => guest.continue_here()?,
             State::Departing(_) => self.cancel_departure(pid, None),
             State::Arriving(_) => {}
         }

@@ -3,7 +3,8 @@
 
 use super::Shim;
 use super::home_link::HEARTBEAT_INTERVAL;
-use crate::process::{Guest, State};
+use crate::process::Guest;
+use crate::process::shared::State;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,9 @@
 use super::Shim;
 use super::onward::SourceLink;
 use crate::files::local::LocalFile;
+use crate::process::Guest;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
-use crate::process::{Guest, Process, State};
 use crate::workers::WorkerEvent;
 use std::io;
 use std::time::Duration;
@@ -74,7 +75,7 @@ impl Shim {
             r#where: None,
             from,
             state: match guest.process.state {
-                State::Arriving(_) | State::Departing(_) | State::Frozen => "migrating",
+                State::Arriving(_) | State::Departing(_) | State::Frozen(_) => "migrating",
                 State::Running if guest.process.is_suspended => "suspended",
                 State::Running => "running",
             }

@@ -1,8 +1,9 @@
 //! Handles the kernel's reports about the guests: ptrace stops, seccomp traps, and exits.
 
 use super::Shim;
+use crate::process::Guest;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
-use crate::process::{Guest, Process, State};
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};

@@ -7,7 +7,7 @@
 //! travels with its process.
 
 use super::Shim;
-use crate::process::{Process, State};
+use crate::process::shared::{Process, State};
 use std::collections::HashSet;
 use std::sync::Arc;
 use tern_image::object::ObjectId;

@@ -7,11 +7,10 @@
 //! thread is checked when it expires. In the same way, home requests a threshold on user time as
 //! one on all CPU time.
 
-use crate::process::Guest;
+use crate::time::cpu::CpuMeter;
 use std::collections::BTreeMap;
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
-use tern_migrate::message::Message;
 use tern_tracee::timers::Alarm;
 
 /// The shortest alarm, in nanoseconds of the guest's CPU time; the kernel checks less often.
@@ -28,60 +27,63 @@ pub(crate) struct CpuThresholds {
     alarm: Option<Alarm>,
 }
 
-impl Guest {
+impl CpuThresholds {
     /// Sets the CPU usage of the process, or of a thread, at which home wants a report; or removes
     /// it.
-    pub(crate) fn set_cpu_threshold(&mut self, thread: Option<HomePid>, at: Option<u64>) {
-        let cpu_thresholds = &mut self.process.cpu_thresholds;
+    pub(crate) fn set(&mut self, thread: Option<HomePid>, at: Option<u64>) {
         match (thread, at) {
-            (None, at) => cpu_thresholds.process = at,
-            (Some(tid), Some(at)) if self.threads.contains_key(&tid) => {
-                let _previous = cpu_thresholds.threads.insert(tid, at);
+            (None, at) => self.process = at,
+            (Some(tid), Some(at)) => {
+                let _previous = self.threads.insert(tid, at);
             }
-            (Some(tid), _) => drop(cpu_thresholds.threads.remove(&tid)),
+            (Some(tid), None) => drop(self.threads.remove(&tid)),
         }
         // It is set again at the end of this iteration of the main loop.
-        cpu_thresholds.alarm = None;
+        self.alarm = None;
     }
 
-    /// Removes the thresholds that were reached and returns the reports; sets the alarm for others.
-    pub(crate) fn take_reached(&mut self) -> Vec<(HomePid, Message)> {
-        let Self { process, threads } = self;
-        let cpu_thresholds = &mut process.cpu_thresholds;
-        if cpu_thresholds.process.is_none() && cpu_thresholds.threads.is_empty() {
-            cpu_thresholds.alarm = None;
+    /// Removes the thresholds that were reached by the process `host`, or by a thread of it, and
+    /// returns what each has used; sets the alarm for others. `used_by` returns the usage of a
+    /// thread, if that exists.
+    pub(crate) fn take_reached(
+        &mut self,
+        host: i32,
+        process: &mut CpuMeter,
+        mut used_by: impl FnMut(HomePid) -> Option<CpuTime>,
+    ) -> Vec<(Option<HomePid>, CpuTime)> {
+        if self.process.is_none() && self.threads.is_empty() {
+            self.alarm = None;
             return Vec::new();
         }
-        if cpu_thresholds.alarm.as_ref().is_some_and(|alarm| !alarm.has_expired()) {
+        if self.alarm.as_ref().is_some_and(|alarm| !alarm.has_expired()) {
             return Vec::new();
         }
-        let (mut reports, mut min_remaining_ns) = (Vec::new(), u64::MAX);
+        let (mut reached, mut min_remaining_ns) = (Vec::new(), u64::MAX);
         let mut is_reached = |used: CpuTime, at: u64| {
             if used.total() < at {
                 min_remaining_ns = min_remaining_ns.min(at - used.total());
             }
             used.total() >= at
         };
-        cpu_thresholds.threads.retain(|tid, at| {
-            let Some(used) = threads.get_mut(tid).map(|thread| thread.cpu_meter.used()) else { return false };
-            let reached = is_reached(used, *at);
-            reports.extend(reached.then_some((*tid, Message::ThreadUsage(used))));
-            !reached
+        self.threads.retain(|tid, at| {
+            let Some(used) = used_by(*tid) else { return false };
+            let is_reached = is_reached(used, *at);
+            reached.extend(is_reached.then_some((Some(*tid), used)));
+            !is_reached
         });
-        if let Some(at) = cpu_thresholds.process {
-            let used = process.cpu_meter.used();
+        if let Some(at) = self.process {
+            let used = process.used();
             if is_reached(used, at) {
-                cpu_thresholds.process = None;
-                reports.push((process.pid, Message::Usage(used, process.demand)));
+                self.process = None;
+                reached.push((None, used));
             }
         }
         if min_remaining_ns < u64::MAX {
-            let alarm = cpu_thresholds.alarm.take().map_or_else(|| Alarm::new(process.host_pid), Ok);
+            let alarm = self.alarm.take().map_or_else(|| Alarm::new(host), Ok);
             // A guest that is gone uses nothing. Without an alarm it is checked in each iteration.
             let set = alarm.and_then(|alarm| alarm.set(min_remaining_ns.max(MIN_ALARM_NS)).map(|()| alarm));
-            cpu_thresholds.alarm =
-                set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
+            self.alarm = set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
         }
-        reports
+        reached
     }
 }

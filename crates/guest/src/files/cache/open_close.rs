@@ -8,36 +8,15 @@
 //! The close of a file that was only read is sent in the prelude of the next call, whatever call
 //! that is, so the descriptor is free again for that call. The delay is visible only to a process
 //! that waits for an effect of the close, such as the release of a lock. So files with a lock are
-//! excluded, and a close is sent after [`CLOSE_DELAY`] at the latest.
+//! excluded, and a close is sent after 20 ms at the latest.
 
 use super::{FileCache, ReadAhead};
 use crate::files::limits::CACHE_TERM;
 use std::time::{Duration, Instant};
 use tern_migrate::prefetch::{FileAttributes, MAX_PREFETCH, OpenPrefetch};
 
-/// How long a close may wait for another call that goes home.
-const CLOSE_DELAY: Duration = Duration::from_millis(20);
 /// How long a pending write may wait for another call that goes home.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
-
-/// Descriptors that are closed here and not at home, and since when.
-#[derive(Debug, Default)]
-pub(super) struct PendingCloses {
-    pub(super) fds: Vec<i32>,
-    since: Option<Instant>,
-}
-
-impl PendingCloses {
-    /// Removes a descriptor that home has closed.
-    pub(super) fn remove(&mut self, fd: i32) {
-        self.fds.retain(|closing| *closing != fd);
-        self.since = self.since.filter(|_| !self.fds.is_empty());
-    }
-
-    pub(super) fn retry_later(&mut self) {
-        self.since = self.since.map(|_| Instant::now());
-    }
-}
 
 impl FileCache {
     /// How many bytes of a file home may send with the result of this call, if that opens it.
@@ -105,15 +84,13 @@ impl FileCache {
         }
         self.skip_prefetch |= file.prefetch_unread;
         self.files.remove(&fd);
-        self.closing.fds.push(fd);
-        self.closing.since.get_or_insert_with(Instant::now);
+        self.closing.add(fd);
         true
     }
 
     /// When something is to be sent home at the latest, if anything is pending.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let (write, close) =
-            (self.dirty_since.map(|since| since + WRITE_DELAY), self.closing.since.map(|s| s + CLOSE_DELAY));
-        write.into_iter().chain(close).min()
+        let write = self.dirty_since.map(|since| since + WRITE_DELAY);
+        write.into_iter().chain(self.closing.due()).min()
     }
 }

@@ -1,0 +1,167 @@
+//! Publishing a process's files and CPU time to its fast path ([`crate::fastpath`]), and reclaiming
+//! them.
+
+use crate::process::Guest;
+use crate::process::shared::Process;
+use crate::process::thread::Thread;
+use std::time::Instant;
+use tern_tracee::Result;
+use tern_tracee::listener::Notification;
+use tern_tracee::stop::{self, Stopped};
+
+impl Process {
+    /// Reclaims what is published of its files. Its thread is in a trap, or stopped and outside the
+    /// fast path.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim(&mut self) -> Result<()> {
+        self.fastpath.reclaim(&mut self.files, &self.memory, self.reserve)?;
+        self.files.leave_native_call();
+        if self.files.is_returning_delegations() {
+            self.unpatch();
+        }
+        Ok(())
+    }
+
+    /// Records that a call that was let through is over: the thread has trapped or is stopped. But
+    /// while the fast path is in use, the thread may be in a call that the code makes, until the
+    /// files are reclaimed.
+    pub(crate) fn end_native_call(&mut self) {
+        if !self.fastpath.may_be_in_use() {
+            self.files.leave_native_call();
+        }
+    }
+
+    /// Publishes again, right before the reply to a call that home has made, when all notices that
+    /// came with its result have been handled.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn republish(&mut self) -> Result<()> {
+        let Self { fastpath, files, memory, reserve, .. } = self;
+        if fastpath.has_files() { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
+    }
+
+    /// Publishes the CPU time after a call has asked for it. Home's part, `home`, is valid until
+    /// `until`.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn publish_cpu_time(
+        &mut self,
+        trap: &Notification,
+        (home, until): (u64, Instant),
+    ) -> Result<()> {
+        if !self.fastpath.is_patched() || self.shares_parent_memory {
+            return Ok(());
+        }
+        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        let offset = self.cpu_meter.excess_over_counted().saturating_add_unsigned(home);
+        self.fastpath.publish_cpu_time((offset, until), &self.memory, self.reserve)
+    }
+
+    /// Prepares for a call on a local file that is about to be let through.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn enter_native_call(&mut self, trap: &Notification) -> Result<()> {
+        let Self { fastpath, files, memory, reserve, shares_parent_memory, .. } = self;
+        files.enter_native_call();
+        if *shares_parent_memory {
+            return Ok(());
+        }
+        fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
+        if fastpath.publish_local() { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
+    }
+
+    /// Restores the program's code before its memory is shared or sent. As for
+    /// [`reclaim`](Self::reclaim), its thread is in a trap, or stopped and outside the fast path.
+    pub(crate) fn unpatch(&mut self) {
+        if self.fastpath.is_patched() {
+            self.fastpath.unpatch(&self.memory);
+        }
+    }
+
+    /// Drops all data that was read ahead.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn invalidate_read_ahead(&mut self) -> Result<()> {
+        self.files.invalidate();
+        self.fastpath.unpublish(&self.memory, self.reserve)
+    }
+}
+
+impl Thread {
+    /// Moves a stopped thread out of the code. Returns whether it was copying there: a fault then
+    /// comes from the copy, not from an instruction of the program.
+    ///
+    /// # Errors
+    /// If it is gone, or is at an address there that it cannot have reached.
+    pub(crate) fn leave_fastpath(&self, stopped: &Stopped, process: &Process) -> Result<bool> {
+        if !process.fastpath.is_patched() {
+            return Ok(false);
+        }
+        let mut registers = stopped.registers()?;
+        match process.fastpath.step_out(&mut registers, &process.memory, process.reserve)? {
+            Some(stage) => {
+                stopped.set_registers(&registers)?;
+                Ok(stage.is_copying())
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Reclaims at a stop that the shim has requested, possibly for this purpose.
+    ///
+    /// # Errors
+    /// As [`leave_fastpath`](Self::leave_fastpath).
+    pub(crate) fn reclaim_at_stop(&self, stopped: &Stopped, process: &mut Process) -> Result<()> {
+        if process.fastpath.is_patched() {
+            self.leave_fastpath(stopped, process)?;
+            process.reclaim()?;
+        }
+        Ok(())
+    }
+}
+
+impl Guest {
+    /// Reclaims what is published of its files, and restores the program's code if all delegations
+    /// are being returned. Returns false if the thread must be stopped first: then it is being
+    /// stopped, and the caller tries again.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim(&mut self) -> Result<bool> {
+        let Self { process, threads } = self;
+        let all = process.files.is_returning_delegations();
+        if !(process.fastpath.may_be_in_use() || all && process.fastpath.is_patched()) {
+            return Ok(true);
+        }
+        let Some(thread) = threads.values().next() else { return Ok(true) };
+        let traps =
+            thread.pending.is_some() || process.queued_traps.iter().any(|trap| trap.pid == thread.host_tid);
+        if traps || thread.stopped.is_some() {
+            process.reclaim()?;
+            return Ok(true);
+        }
+        stop::interrupt(thread.host_tid)?;
+        Ok(false)
+    }
+
+    /// Reclaims what is due.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim_due(&mut self) -> Result<()> {
+        let (written, read) = self.process.fastpath.due_actions();
+        if written {
+            self.reclaim()?;
+        } else if read {
+            let Process { fastpath, memory, reserve, .. } = &mut self.process;
+            fastpath.unpublish(memory, *reserve)?;
+        }
+        Ok(())
+    }
+}
