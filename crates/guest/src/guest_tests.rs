@@ -3,6 +3,7 @@
 
 use crate::arrive::build::guest_filter;
 use crate::arrive::threads::{CloneTarget, Threads};
+use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::shared::State;
 use crate::process::thread::Thread;
@@ -135,7 +136,7 @@ impl TestGuest {
         let trap = self.trap();
         let Guest { process, threads } = &mut self.guest;
         let thread = threads.values_mut().find(|t| t.host_tid == trap.pid).unwrap();
-        thread.handle_trap(trap, process, None).unwrap();
+        thread.handle_trap(trap, process, &mut Outbox::default()).unwrap();
         thread.tid
     }
 }
@@ -245,7 +246,7 @@ fn rejected_sigreturn_is_sent_again() {
     test.take_trap();
     let (pending, done) = test.guest.take_result(FIRST, result(3, 0, None)).unwrap().unwrap();
     let mut unused = ContentCache::new(Path::new("/nonexistent"));
-    test.guest.do_local_part(FIRST, pending, done, &mut unused, None).unwrap();
+    test.guest.do_local_part(FIRST, pending, done, &mut unused, &mut Outbox::default()).unwrap();
     assert_eq!(test.thread(0).deputy_sigmask, 0);
 }
 
@@ -260,7 +261,7 @@ fn quiesce_waits_for_an_exiting_thread() {
         if thread.own_tid == 4002 {
             thread.reply(trap.id, 1).unwrap();
         } else {
-            thread.handle_trap(trap, process, None).unwrap();
+            thread.handle_trap(trap, process, &mut Outbox::default()).unwrap();
         }
     }
     // Its exit has been forwarded: it is made on both sides, or on neither.

@@ -26,6 +26,7 @@ mod fastpath;
 mod files;
 #[cfg(test)]
 mod guest_tests;
+mod outbox;
 mod process;
 mod run;
 mod sandbox;

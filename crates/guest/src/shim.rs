@@ -15,8 +15,10 @@ mod requests;
 mod stops;
 mod unmapped;
 
-use crate::error::GuestError;
+use crate::error::{GuestError, GuestResult};
 use crate::files::local::LocalNode;
+use crate::outbox::Outbox;
+use crate::process::Guest;
 use crate::process::shared::State;
 use crate::workers::Workers;
 use family_sandbox::FamilySandbox;
@@ -180,6 +182,36 @@ impl Shim {
         if self.home.send(tag, message).is_err() {
             self.drop_home_link();
         }
+    }
+
+    /// Has a guest do something, and then sends its messages home.
+    ///
+    /// # Errors
+    /// Those of the guest, or if the link to home is cut.
+    fn try_act_on<T>(
+        &mut self,
+        pid: HomePid,
+        act: impl FnOnce(&mut Guest, &mut Outbox) -> GuestResult<T>,
+    ) -> GuestResult<Option<T>> {
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(None) };
+        let mut outbox = Outbox::default();
+        let done = act(guest, &mut outbox);
+        let sent = self.home.send_all(outbox);
+        let done = done?;
+        sent?;
+        Ok(Some(done))
+    }
+
+    /// The same, but handles errors. Returns none after one.
+    fn act_on<T>(
+        &mut self,
+        pid: HomePid,
+        act: impl FnOnce(&mut Guest, &mut Outbox) -> GuestResult<T>,
+    ) -> Option<T> {
+        self.try_act_on(pid, act).unwrap_or_else(|error| {
+            self.handle_error(pid, &error);
+            None
+        })
     }
 
     /// Drops the link to home, if there is one. Migrations that home has not decided are cancelled:

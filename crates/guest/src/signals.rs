@@ -7,10 +7,13 @@
 //! handler runs here; without one home ends the process), or was sent by a process of this node,
 //! and is dropped.
 
+use crate::outbox::Outbox;
+use crate::process::Guest;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
 use std::collections::VecDeque;
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};
+use tern_migrate::message::Message;
 use tern_tracee::pidfd::signal_thread;
 use tern_tracee::siginfo::{self, Siginfo, code, enqueue};
 use tern_tracee::stop::{self, Stop, Stopped};
@@ -28,6 +31,19 @@ fn is_fault(signal: i32) -> bool {
 fn is_nonfatal(signal: i32) -> bool {
     let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
     stops.contains(&signal) || is_ignored_by_default(signal)
+}
+
+impl Guest {
+    /// Reports the signal that ends it, after its CPU time.
+    pub(crate) fn report_fatal_signal(&mut self, home: &mut Outbox) {
+        let Process { fatal_signal: Some(fatal_signal), cpu_meter, demand, pid, .. } = &mut self.process
+        else {
+            return;
+        };
+        fatal_signal.is_reported = true;
+        home.send(*pid, Message::Usage(cpu_meter.used(), *demand));
+        home.send(fatal_signal.thread, Message::KilledBySignal(fatal_signal.signal));
+    }
 }
 
 impl Thread {

@@ -2,31 +2,30 @@
 
 use crate::calls::procfs_view;
 use crate::error::GuestResult;
+use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
 use crate::process::shared::Process;
 use crate::process::thread::{PendingCall, Thread, has_local_part_after_home};
 use crate::time::cpu::CpuTimeOf;
-use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
-use tern_migrate::message::{CallRequest, CallResult, Message, send};
-use tern_syscall::{ByteBuf, GatherError, Gathered, Route, SplitCall, gather, reason, route, scatter};
+use tern_migrate::message::CallResult;
+use tern_syscall::{GatherError, Route, SplitCall, gather, reason, route, scatter};
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop};
-use tern_wire::Link;
 
 impl Thread {
     /// Handles a call that the thread has made.
     ///
     /// # Errors
-    /// If the guest is gone, or home is unreachable.
+    /// If the guest is gone.
     pub(crate) fn handle_trap(
         &mut self,
         mut trap: Notification,
         process: &mut Process,
-        mut home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         // A call for CPU time concerns no file, so published files need not be reclaimed.
         let must_stop = process.is_quiescing && self.can_stop(process);
@@ -59,8 +58,11 @@ impl Thread {
         match route {
             Route::Here => Ok(self.let_through(trap.id)?),
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
-            Route::Homeward(reason) => self.request_home(trap, reason, process, home),
-            Route::Home if self.handle_file_call(&trap, process, home.as_deref_mut())? => Ok(()),
+            Route::Homeward(reason) => {
+                self.request_home(trap, reason, process, home);
+                Ok(())
+            }
+            Route::Home if self.handle_file_call(&trap, process, home)? => Ok(()),
             Route::Home if self.handle_name_call(&trap, process)? => Ok(()),
             Route::Home => self.forward(trap, process, home),
             Route::Both(special) => self.handle_split(trap, special, process, home),
@@ -75,11 +77,12 @@ impl Thread {
         &mut self,
         trap: Notification,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         match gather(trap.nr, &trap.args, &mut GuestMemory(&process.memory)) {
             Ok(gathered) if procfs_view::reaches_memory(&gathered.call, process.own_pid) => {
-                self.request_home(trap, reason::OWN_MEMORY, process, home)
+                self.request_home(trap, reason::OWN_MEMORY, process, home);
+                Ok(())
             }
             Ok(gathered) => {
                 // A signal that was blocked here while a handler ran, and that this call's mask
@@ -91,76 +94,12 @@ impl Thread {
                 }
             }
             Err(GatherError::Errno(errno)) => Ok(self.reply(trap.id, -i64::from(errno))?),
-            Err(GatherError::Homeward(reason)) => self.request_home(trap, reason, process, home),
+            Err(GatherError::Homeward(reason)) => {
+                self.request_home(trap, reason, process, home);
+                Ok(())
+            }
             Err(GatherError::Here) => Ok(self.let_through(trap.id)?),
         }
-    }
-
-    /// Sends a call home. Its result is then the reply to the trap.
-    ///
-    /// # Errors
-    /// As [`handle_trap`](Self::handle_trap).
-    pub(crate) fn send_call(
-        &mut self,
-        trap: Notification,
-        gathered: Gathered,
-        process: &mut Process,
-        home: Option<&mut Link>,
-    ) -> GuestResult {
-        // After a stop the kernel restarts a pending call by itself. The call keeps its number,
-        // by which home finds what it has done already.
-        if !std::mem::take(&mut self.sync.call_pending) {
-            self.sync.call += 1;
-        }
-        process.home_cpu_time.invalidate();
-        process.fastpath.unpublish_cpu_time(&process.memory, process.reserve)?;
-        let prelude = process.files.prelude_for_call(self.sync.call, trap.nr, &trap.args);
-        self.close_stale_fds(&trap, &mut process.files);
-        let (request, sent_at) = (Some(gathered), Instant::now());
-        self.pending =
-            Some(PendingCall { trap, request, prelude, homeward_reason: None, file: None, sent_at });
-        tracing::trace!(tid = %self.tid, number = self.sync.call, nr = trap.nr, "call sent");
-        let sent = self.resend_pending(process, home);
-        self.raise_deferred()?;
-        sent
-    }
-
-    /// Sends the pending call, for the first time or on a new link.
-    ///
-    /// # Errors
-    /// If home is unreachable.
-    pub(crate) fn resend_pending(&self, process: &Process, home: Option<&mut Link>) -> GuestResult {
-        let (Some(pending), Some(home)) = (&self.pending, home) else { return Ok(()) };
-        let message = match (&pending.request, &pending.homeward_reason) {
-            (Some(gathered), _) => Message::Call(Box::new(CallRequest {
-                epoch: process.epoch,
-                number: self.sync.call,
-                signals: self.sync.signals,
-                restart_code: self.sync.restart_code,
-                prelude: pending.prelude.clone(),
-                max_prefetch: process.files.prefetch_len(pending.trap.nr),
-                call: gathered.call.clone(),
-                procfs_view: procfs_view::view(&gathered.call, process).map(ByteBuf::from),
-            })),
-            (None, Some(reason)) => Message::FetchHome(reason.clone()),
-            (None, None) => return Ok(()),
-        };
-        Ok(send(home, self.tid, &message, &[])?)
-    }
-
-    pub(crate) fn request_home(
-        &mut self,
-        trap: Notification,
-        reason: &str,
-        process: &Process,
-        home: Option<&mut Link>,
-    ) -> GuestResult {
-        let name = tern_syscall::row(trap.nr).map_or("?", |row| row.name);
-        let homeward_reason = Some(format!("{reason}: {name} is made at home only"));
-        let (prelude, sent_at) = (Vec::new(), Instant::now());
-        self.pending =
-            Some(PendingCall { trap, request: None, prelude, homeward_reason, file: None, sent_at });
-        self.resend_pending(process, home)
     }
 
     /// Receives the result of the pending call, and replies to the trap unless a local part

@@ -5,6 +5,7 @@
 //! or a call that the shim injects in its place.
 
 use crate::error::GuestResult;
+use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
 use crate::process::shared::Process;
@@ -15,11 +16,10 @@ use tern_image::FileRef;
 use tern_image::content::ContentCache;
 use tern_image::limits::{self, Limit};
 use tern_image::process::{Action, SIG_DFL, SIG_IGN, is_ignored_by_default};
-use tern_migrate::message::{CallResult, Mapped, Message, send};
+use tern_migrate::message::{CallResult, Mapped, Message};
 use tern_syscall::{Arg, ByteBuf, Call, Gathered, Route, SplitCall, UserMemory, reason, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
-use tern_wire::Link;
 
 impl Thread {
     /// Handles a call in which both halves take part.
@@ -31,18 +31,16 @@ impl Thread {
         trap: Notification,
         split_call: SplitCall,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         if split_call == SplitCall::RtSigreturn {
             return self.handle_sigreturn(trap, process, home);
         }
-        if matches!(split_call, SplitCall::Exec | SplitCall::Exit)
-            && let Some(home) = home
-        {
+        if matches!(split_call, SplitCall::Exec | SplitCall::Exit) {
             // After an exec the process is the same, and keeps this program's CPU time; after an
             // exit its parent gets it. This is the last occasion to report it.
-            send(home, process.pid, &Message::Usage(process.cpu_meter.used(), process.demand), &[])?;
-            return self.forward(trap, process, Some(home));
+            home.send(process.pid, Message::Usage(process.cpu_meter.used(), process.demand));
+            return self.forward(trap, process, home);
         }
         if split_call == SplitCall::CpuTimer {
             return self.forward_timer_call(trap, process, home);
@@ -90,16 +88,16 @@ impl Thread {
         &mut self,
         trap: Notification,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         let creates = i64::from(trap.nr) == libc::SYS_timer_create;
         if creates && crate::time::cpu::clock_target(trap.args[0] as i32, process.own_pid).is_none() {
-            return self.request_home(trap, reason::CPU_TIMER, process, home);
+            self.request_home(trap, reason::CPU_TIMER, process, home);
+            return Ok(());
         }
-        let Some(home) = home else { return self.forward(trap, process, None) };
-        send(home, process.pid, &Message::Usage(process.cpu_meter.used(), process.demand), &[])?;
-        send(home, self.tid, &Message::ThreadUsage(self.cpu_meter.used()), &[])?;
-        self.forward(trap, process, Some(home))
+        home.send(process.pid, Message::Usage(process.cpu_meter.used(), process.demand));
+        home.send(self.tid, Message::ThreadUsage(self.cpu_meter.used()));
+        self.forward(trap, process, home)
     }
 
     /// Handles the return of a signal handler, which restores the earlier mask. Home follows if
@@ -108,7 +106,7 @@ impl Thread {
         &mut self,
         trap: Notification,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         // The frame begins at the stack pointer, after the return address has been popped.
         const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
@@ -149,7 +147,7 @@ impl Thread {
         result: CallResult,
         process: &mut Process,
         cache: &mut ContentCache,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         let file = match result.file {
             Some(Mapped::File(file)) => file,
@@ -168,10 +166,8 @@ impl Thread {
         if ready {
             return Ok(self.map_received(process, cache)?);
         }
-        match home {
-            Some(home) => Ok(send(home, self.tid, &Message::RequestContent(hash), &[])?),
-            None => Ok(()),
-        }
+        home.send(self.tid, Message::RequestContent(hash));
+        Ok(())
     }
 
     /// Receives a piece of the content that a mapping waits for.
@@ -310,7 +306,7 @@ impl Guest {
         &mut self,
         tid: HomePid,
         trap: Notification,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         let changes = changes_action(&trap) && self.is_action_change_pending();
         let waits = !self.process.is_quiescing && (changes || self.has_internal_call());
@@ -370,7 +366,7 @@ impl Guest {
     ///
     /// # Errors
     /// As [`Thread::handle_trap`].
-    pub(crate) fn handle_queued_traps(&mut self, mut home: Option<&mut Link>) -> GuestResult {
+    pub(crate) fn handle_queued_traps(&mut self, home: &mut Outbox) -> GuestResult {
         while !self.is_action_change_pending()
             && !self.has_internal_call()
             && !self.process.is_opening_file()
@@ -379,7 +375,7 @@ impl Guest {
             let tid =
                 self.threads.values().find(|thread| thread.host_tid == trap.pid).map(|thread| thread.tid);
             if let Some(tid) = tid {
-                self.handle_trap(tid, trap, home.as_deref_mut())?;
+                self.handle_trap(tid, trap, home)?;
             }
         }
         Ok(())
@@ -395,7 +391,7 @@ impl Guest {
         pending: PendingCall,
         result: CallResult,
         cache: &mut ContentCache,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult {
         if pending.trap.nr as i64 == libc::SYS_rt_sigaction {
             self.record_action(&pending)?;

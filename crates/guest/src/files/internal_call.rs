@@ -8,14 +8,14 @@ use tern_syscall::Call;
 /// A call that the shim makes at home for a process's delegated files.
 #[derive(Debug)]
 pub(crate) struct InternalCall {
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// The number of calls in its prelude.
-    pub(super) prelude_len: usize,
+    pub(crate) prelude_len: usize,
     /// The request, which may have to be sent again.
-    pub(super) message: Message,
+    pub(crate) message: Message,
     /// Its purpose, other than a flush.
-    pub(super) purpose: Option<CallPurpose>,
-    pub(super) sent_at: Instant,
+    pub(crate) purpose: Option<CallPurpose>,
+    pub(crate) sent_at: Instant,
 }
 
 /// The purpose of an internal call, other than a flush.
@@ -29,7 +29,7 @@ pub(crate) enum CallPurpose {
 
 impl CallPurpose {
     /// The call that serves it.
-    pub(super) fn call(self) -> Call {
+    pub(crate) fn call(self) -> Call {
         match self {
             Self::Fill(fill) => fill.call(),
             Self::Revalidate(fd) => noop_call(fd),

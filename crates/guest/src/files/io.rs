@@ -20,21 +20,21 @@
 //! returned: all writes are flushed, home has the offsets, and calls on the files are forwarded.
 
 use crate::error::GuestResult;
-use crate::files::internal_call::{CallPurpose, InternalCall};
+use crate::files::internal_call::CallPurpose;
 use crate::files::limits::MAX_OFFSET_BITS;
 use crate::files::local::LocalNode;
+use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
 use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
-use tern_migrate::message::{CallRequest, CallResult, FileNotice, MAX_DELEGATED_IO, Message, send};
+use tern_migrate::message::{CallResult, FileNotice, MAX_DELEGATED_IO};
 use tern_syscall::UserMemory;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;
-use tern_wire::Link;
 
 /// How soon a signal is raised again that the kernel has refused.
 const SIGNAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -98,7 +98,7 @@ impl Thread {
         &mut self,
         trap: &Notification,
         process: &mut Process,
-        mut home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         // A call that home may have made already keeps its number.
         if self.sync.call_pending || self.sync.partial.is_some() {
@@ -106,7 +106,7 @@ impl Thread {
         }
         let [fd, second, third, ..] = trap.args;
         let fd = fd as i32;
-        if self.pass_to_local(trap, process, home.as_deref_mut())? {
+        if self.pass_to_local(trap, process, home)? {
             return Ok(true);
         }
         let Some(file) = process.files.get(fd) else { return Ok(false) };
@@ -185,7 +185,7 @@ impl Thread {
         trap: &Notification,
         transfer: &Transfer,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         let Transfer { fd, offset, advances, ref buffers, count } = *transfer;
         let Some(file) = process.files.get(fd) else { return Ok(false) };
@@ -213,7 +213,7 @@ impl Thread {
         trap: &Notification,
         transfer: &Transfer,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         let Transfer { fd, offset, advances, ref buffers, count: max_len } = *transfer;
         if process.files.would_exceed_limit(max_len as usize) {
@@ -243,61 +243,11 @@ impl Thread {
         trap: Notification,
         purpose: Option<CallPurpose>,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         process.queued_traps.push_back(trap);
-        self.send_internal_call(purpose, process, home)?;
+        self.send_internal_call(purpose, process, home);
         Ok(true)
-    }
-
-    /// Whether the thread's deputy makes a call, or may be making one: it makes one at a time.
-    fn is_deputy_busy(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.request.is_some())
-            || self.internal_call.is_some()
-            || self.sync.call_pending
-    }
-
-    /// Sends an internal call for the process's files: a flush, and perhaps the call of a purpose.
-    /// Sends nothing while the thread's deputy is busy, because then everything was sent already.
-    fn send_internal_call(
-        &mut self,
-        purpose: Option<CallPurpose>,
-        process: &mut Process,
-        home: Option<&mut Link>,
-    ) -> GuestResult {
-        if self.is_deputy_busy() || self.is_exiting {
-            return Ok(());
-        }
-        let number = self.sync.call + 1;
-        let (prelude, noop) = process.files.prelude_for_internal_call(number);
-        let Some(call) = purpose.map(CallPurpose::call).or(noop) else { return Ok(()) };
-        self.sync.call = number;
-        let request = CallRequest {
-            epoch: process.epoch,
-            number,
-            signals: self.sync.signals,
-            restart_code: self.sync.restart_code,
-            prelude,
-            max_prefetch: 0,
-            call,
-            procfs_view: None,
-        };
-        let prelude_len = request.prelude.len();
-        let message = Message::Call(Box::new(request));
-        self.internal_call =
-            Some(Box::new(InternalCall { number, prelude_len, message, purpose, sent_at: Instant::now() }));
-        self.resend_internal_call(home)
-    }
-
-    /// Sends the internal call, for the first time or on a new link.
-    ///
-    /// # Errors
-    /// If home is unreachable.
-    pub(crate) fn resend_internal_call(&self, home: Option<&mut Link>) -> GuestResult {
-        if let (Some(internal_call), Some(home)) = (&self.internal_call, home) {
-            send(home, self.tid, &internal_call.message, &[])?;
-        }
-        Ok(())
     }
 
     /// Handles the notices about files in a result. Returns true if the result belongs to an
@@ -363,8 +313,8 @@ impl Guest {
     /// offsets. Returns whether home has confirmed them.
     ///
     /// # Errors
-    /// If home is unreachable.
-    pub(crate) fn return_delegations(&mut self, home: Option<&mut Link>) -> GuestResult<bool> {
+    /// If the guest is gone.
+    pub(crate) fn return_delegations(&mut self, home: &mut Outbox) -> GuestResult<bool> {
         self.process.files.return_delegations();
         if !self.reclaim()? {
             return Ok(false);
@@ -386,7 +336,7 @@ impl Guest {
         }
         // A process with several threads has no delegated files.
         if let Some(thread) = threads.values_mut().next() {
-            thread.send_internal_call(None, process, home)?;
+            thread.send_internal_call(None, process, home);
         }
         Ok(false)
     }
@@ -406,17 +356,17 @@ impl Guest {
     /// Does the work that is due according to [`due`](Self::due).
     ///
     /// # Errors
-    /// If the guest is gone, or home is unreachable.
-    pub(crate) fn do_due_work(&mut self, home: Option<&mut Link>) -> GuestResult {
+    /// If the guest is gone.
+    pub(crate) fn do_due_work(&mut self, home: &mut Outbox) -> GuestResult {
         self.release_forks()?;
         self.threads.values_mut().try_for_each(Thread::raise_again)?;
         self.reclaim_due()?;
         let due = self.process.files.due().is_some_and(|due| due <= Instant::now());
         let Self { process, threads } = self;
-        match threads.values_mut().next().filter(|_| due) {
-            Some(thread) => thread.send_internal_call(None, process, home),
-            None => Ok(()),
+        if let Some(thread) = threads.values_mut().next().filter(|_| due) {
+            thread.send_internal_call(None, process, home);
         }
+        Ok(())
     }
 
     /// Handles the notices about files in a result. Returns true if the result has nothing else.

@@ -4,6 +4,7 @@ use crate::error::GuestResult;
 use crate::files::cache::FileCache;
 use crate::files::internal_call::CallPurpose;
 use crate::files::local::{LocalFile, Opening};
+use crate::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::MAPPED_FILE;
 use crate::process::thread::Thread;
@@ -11,7 +12,6 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::io;
 use std::os::fd::AsFd;
 use tern_tracee::listener::Notification;
-use tern_wire::Link;
 
 impl Thread {
     /// Lets a call on a local or shared file through; false if it is on another file, or home is to
@@ -23,7 +23,7 @@ impl Thread {
         &mut self,
         trap: &Notification,
         process: &mut Process,
-        home: Option<&mut Link>,
+        home: &mut Outbox,
     ) -> GuestResult<bool> {
         let (fd, files) = (trap.args[0] as i32, &mut process.files);
         let Some(file) = files.get(fd) else { return Ok(false) };

@@ -55,14 +55,15 @@ impl Shim {
         departure: Departure,
         link: Option<Link>,
     ) -> GuestResult {
-        let Some(guest) = self.members.get_mut(pid) else {
+        let Some(is_done) = self.try_act_on(pid, Guest::return_delegations)? else {
             self.send_home(pid, &Message::DepartureFailed("busy: it is being created; try again".into()));
             return Ok(());
         };
-        if !guest.return_delegations(self.home.link())? {
+        if !is_done {
             self.departures.await_confirmation(pid, departure, link);
             return Ok(());
         }
+        let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         let must_await_fork = guest.process.forks_wait_until.is_some() && guest.is_forking();
         if must_await_fork {
             guest.process.hold_forks();
@@ -105,10 +106,7 @@ impl Shim {
     pub(super) fn do_due_work(&mut self) {
         let due = self.members.iter().filter(|guest| guest.due().is_some());
         for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
-            let Some(guest) = self.members.get_mut(pid) else { continue };
-            if let Err(error) = guest.do_due_work(self.home.link()) {
-                self.handle_error(pid, &error);
-            }
+            self.act_on(pid, Guest::do_due_work);
         }
     }
 

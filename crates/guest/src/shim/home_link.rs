@@ -1,5 +1,6 @@
 //! The link to home.
 
+use crate::outbox::Outbox;
 use std::time::{Duration, Instant};
 use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
 use tern_migrate::message::{Message, Reassembler, ReceivedMessage, send};
@@ -70,6 +71,14 @@ impl HomeLink {
     /// If the link is cut.
     pub(super) fn send(&mut self, tag: HomePid, message: &Message) -> Result<(), LinkError> {
         self.link.as_mut().map_or(Ok(()), |link| send(link, tag, message, &[]))
+    }
+
+    /// Sends a guest's messages.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(super) fn send_all(&mut self, outbox: Outbox) -> Result<(), LinkError> {
+        outbox.into_messages().try_for_each(|(tag, message)| self.send(tag, &message))
     }
 
     /// Receives the next part of a message, and the message if it is complete. None if there is

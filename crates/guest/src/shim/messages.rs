@@ -2,6 +2,7 @@
 
 use super::Shim;
 use crate::error::GuestResult;
+use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::shared::{Process, State};
 use crate::process::thread::PendingCall;
@@ -190,11 +191,11 @@ impl Shim {
         let tid = arrived.tag;
         let Message::Result(result) = arrived.message else { return Ok(()) };
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
-        if guest.receive_notices(tid, &result, &self.local_node) {
-            return guest.handle_queued_traps(self.home.link());
-        }
-        let Some((pending, result)) = guest.take_result(tid, *result)? else {
-            return guest.handle_queued_traps(self.home.link());
+        let is_internal = guest.receive_notices(tid, &result, &self.local_node);
+        let local_part = if is_internal { None } else { guest.take_result(tid, *result)? };
+        let Some((pending, result)) = local_part else {
+            self.try_act_on(pid, Guest::handle_queued_traps)?;
+            return Ok(());
         };
         match (route(pending.trap.nr, &pending.trap.args), result.child) {
             (Route::Both(SplitCall::Fork), Some(child)) => {
@@ -212,8 +213,12 @@ impl Shim {
                 Err(tern_tracee::Error::Inconsistent { what, pid: tid.0 }.into())
             }
             _ => {
-                guest.do_local_part(tid, pending, result, &mut self.cache, self.home.link())?;
-                guest.handle_queued_traps(self.home.link())
+                let mut home = Outbox::default();
+                let done = guest.do_local_part(tid, pending, result, &mut self.cache, &mut home);
+                let done = done.and_then(|()| guest.handle_queued_traps(&mut home));
+                let sent = self.home.send_all(home);
+                done?;
+                Ok(sent?)
             }
         }
     }

@@ -5,15 +5,13 @@ use super::onward::SourceLink;
 use crate::files::local::LocalFile;
 use crate::process::Guest;
 use crate::process::shared::{Process, State};
-use crate::process::thread::Thread;
 use crate::workers::WorkerEvent;
 use std::io;
 use std::time::Duration;
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
 use tern_ids::HomePid;
-use tern_migrate::message::{Message, send};
-use tern_syscall::{Route, SplitCall, route};
+use tern_migrate::message::Message;
 use tern_tracee::procfs;
 use tern_wire::Link;
 
@@ -117,9 +115,7 @@ impl Shim {
         let current = guest.process.opening.as_mut();
         let Some(opening) = current.filter(|opening| opening.number == number) else { return };
         opening.finish(opened);
-        if let Err(error) = guest.handle_queued_traps(self.home.link()) {
-            self.handle_error(pid, &error);
-        }
+        self.act_on(pid, Guest::handle_queued_traps);
     }
 
     pub(super) fn accept_link(&mut self, connection: u64, link: Link) {
@@ -143,47 +139,16 @@ impl Shim {
     }
 
     /// Reports, on a new link, the state of a guest's threads to home, and repeats pending calls.
-    pub(super) fn announce(&mut self, pid: HomePid) {
-        let (Some(guest), Some(home)) = (self.members.get_mut(pid), self.home.link()) else { return };
-        let Guest { process, threads } = guest;
-        if matches!(process.state, State::Arriving(_)) {
+    fn announce(&mut self, pid: HomePid) {
+        let is_arriving = |guest: &Guest| matches!(guest.process.state, State::Arriving(_));
+        if self.members.get(pid).is_some_and(is_arriving) {
             // Home cancelled this migration when the link broke.
             self.kill(pid);
             return;
         }
-        if let Some(fatal_signal) = &mut process.fatal_signal {
-            // The notice may have been lost with the previous link.
-            fatal_signal.is_reported = false;
-        }
-        if let Some((_, is_reported)) = &mut process.needs_home {
-            *is_reported = false;
-        }
-        // Home takes the first thread's message as the end of the list, so it is sent last, even
-        // if that thread has ended.
-        let others = threads.values().filter(|t| t.tid != pid && !t.is_exiting);
-        let mut announced: Vec<(HomePid, u64)> = others.map(|t| (t.tid, t.sync.signals)).collect();
-        announced.push((pid, threads.get(&pid).map_or(0, |first| first.sync.signals)));
-        // The reply to a repeated call about a timer depends on the current CPU usage.
-        let mut used = vec![(process.pid, Message::Usage(process.cpu_meter.used(), process.demand))];
-        let is_timer_call = |thread: &&mut Thread| {
-            let trap = thread.pending.as_ref().map(|pending| pending.trap);
-            trap.is_some_and(|trap| route(trap.nr, &trap.args) == Route::Both(SplitCall::CpuTimer))
-        };
-        let timer_threads = threads.values_mut().filter(is_timer_call);
-        used.extend(timer_threads.map(|thread| (thread.tid, Message::ThreadUsage(thread.cpu_meter.used()))));
-        let mut used = used.into_iter().map(|(tag, used)| send(home, tag, &used, &[]));
-        let cut = used.any(|sent| sent.is_err());
-        let mut announcements = announced
-            .into_iter()
-            .map(|(tid, signals)| send(home, tid, &Message::Reattach(process.epoch, signals), &[]));
-        let cut = cut
-            || announcements.any(|sent| sent.is_err())
-            || threads.values().any(|thread| {
-                thread.resend_pending(process, Some(home)).is_err()
-                    || thread.resend_internal_call(Some(home)).is_err()
-            });
-        if cut {
-            self.drop_home_link();
-        }
+        self.act_on(pid, |guest, home| {
+            guest.announce(home);
+            Ok(())
+        });
     }
 }

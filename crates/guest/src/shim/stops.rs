@@ -93,11 +93,9 @@ impl Shim {
                     }
                 };
                 let (pid, tid) = self.members.find_thread(trap.pid).unwrap_or((HomePid(0), HomePid(0)));
-                let home = self.home.link();
-                match self.members.get_mut(pid).map_or(Ok(false), |guest| guest.handle_trap(tid, trap, home))
-                {
-                    Ok(true) => {}
-                    Ok(false) => {
+                match self.try_act_on(pid, |guest, home| guest.handle_trap(tid, trap, home)) {
+                    Ok(Some(true)) => {}
+                    Ok(_) => {
                         let _refused = listener.reply_error(trap.id, libc::EPERM);
                         continue;
                     }
@@ -125,27 +123,12 @@ impl Shim {
             // its signal after its departure had begun.
             self.cancel_departure(pid, None);
             // Home must have its pending writes before its end becomes visible.
-            let home = self.home.link();
-            match self.members.get_mut(pid).map(|guest| guest.return_delegations(home)) {
-                Some(Ok(false)) => continue,
-                Some(Err(error)) => {
-                    self.handle_error(pid, &error);
-                    continue;
-                }
-                _ => {}
+            if self.act_on(pid, Guest::return_delegations) == Some(true) {
+                self.act_on(pid, |guest, home| {
+                    guest.report_fatal_signal(home);
+                    Ok(())
+                });
             }
-            let Some(fatal_signal) =
-                self.members.get_mut(pid).and_then(|guest| guest.process.fatal_signal.as_mut())
-            else {
-                continue;
-            };
-            fatal_signal.is_reported = true;
-            let (thread, signal) = (fatal_signal.thread, fatal_signal.signal);
-            if let Some(guest) = self.members.get_mut(pid) {
-                let used = Message::Usage(guest.process.cpu_meter.used(), guest.process.demand);
-                self.send_home(pid, &used);
-            }
-            self.send_home(thread, &Message::KilledBySignal(signal));
         }
     }
 
