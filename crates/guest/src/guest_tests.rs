@@ -111,7 +111,7 @@ impl TestGuest {
         let creation_time = begun.elapsed();
         let first = injection.finish_with(&images[0].registers, images[0].sigmask).unwrap();
         guest.process.listener = Some(listener);
-        guest.process.is_quiescing = true;
+        guest.process.stop_reasons.set_quiescing(true);
         for (image, stopped) in images.into_iter().zip(std::iter::once(first).chain(others)) {
             let names = (image.tid, image.own_tid, stopped.pid());
             let mut thread =
@@ -284,7 +284,7 @@ fn call_made_while_quiescing_is_not_forwarded() {
         test.take_trap();
     }
     let asked = test.thread(1).pending.take().unwrap();
-    test.guest.process.is_quiescing = true;
+    test.guest.process.stop_reasons.set_quiescing(true);
     test.thread(1).reply(asked.trap.id, 1).unwrap();
     assert_eq!(test.take_trap(), HomePid(9001));
     let thread = test.thread(1);
@@ -349,11 +349,9 @@ fn fault_keeps_the_guest_stopped() {
     assert_eq!(stopped.stop, Stop::Signal(libc::SIGSEGV));
     let Guest { process, threads } = &mut test.guest;
     threads.get_mut(&HomePid(9001)).unwrap().deliver(stopped, libc::SIGSEGV, process).unwrap();
-    let fatal_signal = test.guest.process.fatal_signal.unwrap();
-    assert_eq!(
-        (fatal_signal.signal, fatal_signal.thread, fatal_signal.is_reported),
-        (libc::SIGSEGV, HomePid(9001), false)
-    );
+    let reasons = &mut test.guest.process.stop_reasons;
+    assert!(reasons.has_unreported_signal());
+    assert_eq!(reasons.report_signal(), Some((HomePid(9001), libc::SIGSEGV)));
     assert!(test.guest.quiesce().unwrap());
     test.guest.resume().unwrap();
     assert!(test.guest.are_all_stopped(), "no thread resumes");
@@ -431,8 +429,8 @@ fn fault_inside_the_vdso_copy_requests_home() {
     let Stop::Signal(signal) = stopped.stop else { panic!("{:?}", stopped.stop) };
     let Guest { process, threads } = &mut test.guest;
     threads.get_mut(&FIRST).unwrap().deliver(stopped, signal, process).unwrap();
-    assert_eq!(test.guest.process.needs_home, Some((FIRST, false)));
-    assert!(test.guest.process.fatal_signal.is_none() && test.guest.are_all_stopped());
+    assert_eq!(test.guest.process.stop_reasons.report_need(), Some(FIRST));
+    assert!(!test.guest.process.stop_reasons.must_stay_stopped() && test.guest.are_all_stopped());
     let thread = test.thread(0).stopped.as_ref().unwrap();
     assert_eq!(thread.registers().unwrap().rip, entry + 4);
 }
@@ -457,6 +455,6 @@ fn signals_faster_than_their_handler_are_merged() {
     for (count, signal) in (1..).zip([libc::SIGALRM, 40, libc::SIGALRM, 40, libc::SIGALRM]) {
         thread.accept_signal(count, siginfo::kernel_siginfo(signal)).unwrap();
     }
-    assert_eq!((thread.raised[&libc::SIGALRM].len(), thread.raised[&40].len()), (1, 2));
+    assert_eq!(thread.final_sync().pending_signals.len(), 3, "only signals below 32 are merged");
     assert_eq!(thread.sync.signals, 5, "home need not keep any");
 }

@@ -6,6 +6,7 @@
 //!   from home, requests from the node, and the kernel's reports. Nothing below uses it
 //! * `workers`: threads for operations that block;  `daemon`: requests to the node's daemon
 //! * `sandbox`: the namespaces that hold the guests, and the helper that is their first process
+//! * `outbox`: messages for home, which guests produce and the shim sends
 //! * `process`: one guest, its threads and its address space;  how they are stopped and resumed
 //! * `arrive`: an empty process becomes a guest;  `depart`: a guest goes home or onward
 //! * [`vdso`]: a guest is never stopped inside it, and gets trampolines if home has another one

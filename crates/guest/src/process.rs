@@ -2,10 +2,14 @@
 
 pub(crate) mod memory;
 mod publication;
+mod queued_traps;
 mod quiesce;
+mod raised_signals;
 pub(crate) mod shared;
 pub(crate) mod space;
+mod stop_reasons;
 pub(crate) mod thread;
+mod usage;
 
 use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
@@ -59,31 +63,27 @@ impl Guest {
     /// it.
     pub(crate) fn set_cpu_threshold(&mut self, thread: Option<HomePid>, at: Option<u64>) {
         let exists = thread.is_none_or(|tid| self.threads.contains_key(&tid));
-        self.process.cpu_thresholds.set(thread, at.filter(|_| exists));
+        self.process.usage.set_threshold(thread, at.filter(|_| exists));
     }
 
     /// Removes the thresholds of CPU usage that were reached, and returns the reports.
     pub(crate) fn take_reached_thresholds(&mut self) -> Vec<(HomePid, Message)> {
         let Self { process, threads } = self;
-        let Process { cpu_thresholds, cpu_meter, .. } = process;
         let used_by = |tid| threads.get_mut(&tid).map(|thread| thread.cpu_meter.used());
-        let reached = cpu_thresholds.take_reached(process.host_pid, cpu_meter, used_by);
-        let report = |(thread, used)| match thread {
-            Some(tid) => (tid, Message::ThreadUsage(used)),
-            None => (process.pid, Message::Usage(used, process.demand)),
-        };
-        reached.into_iter().map(report).collect()
+        process.usage.take_reached((process.pid, process.host_pid), used_by)
     }
 
     /// Measures its demand on this node; zero if it is gone.
     pub(crate) fn measure_demand(&mut self) -> GuestDemand {
-        let memory = procfs::stat(self.process.memory.pid()).map_or(0, |stat| stat.resident());
-        let live = self.threads.values().map(|t| cpu::run_queue_wait(t.host_tid).unwrap_or_default());
-        // Its own calls read and write only files that it has open on this node.
-        let local_io = procfs::io_bytes(self.process.memory.pid()).unwrap_or_default();
-        let waited = live.fold(self.process.waited_ns, u64::saturating_add);
-        self.process.demand = GuestDemand { cpu_wait_ns: waited, memory, local_io };
-        self.process.demand
+        let Self { process, threads } = self;
+        let waited = threads.values().map(|t| cpu::run_queue_wait(t.host_tid).unwrap_or_default());
+        process.usage.measure_demand(&process.memory, waited)
+    }
+
+    /// Measures its CPU time and its demand, and returns the report to home.
+    pub(crate) fn measure_usage(&mut self) -> Message {
+        self.measure_demand();
+        self.process.usage.report()
     }
 
     /// Its command, for lists of processes.

@@ -11,11 +11,10 @@ use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
-use std::collections::VecDeque;
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};
 use tern_migrate::message::Message;
 use tern_tracee::pidfd::signal_thread;
-use tern_tracee::siginfo::{self, Siginfo, code, enqueue};
+use tern_tracee::siginfo::{Siginfo, code};
 use tern_tracee::stop::{self, Stop, Stopped};
 use tern_tracee::{Error, Result};
 
@@ -36,13 +35,10 @@ fn is_nonfatal(signal: i32) -> bool {
 impl Guest {
     /// Reports the signal that ends it, after its CPU time.
     pub(crate) fn report_fatal_signal(&mut self, home: &mut Outbox) {
-        let Process { fatal_signal: Some(fatal_signal), cpu_meter, demand, pid, .. } = &mut self.process
-        else {
-            return;
-        };
-        fatal_signal.is_reported = true;
-        home.send(*pid, Message::Usage(cpu_meter.used(), *demand));
-        home.send(fatal_signal.thread, Message::KilledBySignal(fatal_signal.signal));
+        if let Some((thread, signal)) = self.process.stop_reasons.report_signal() {
+            home.send(self.process.pid, self.process.usage.report());
+            home.send(thread, Message::KilledBySignal(signal));
+        }
     }
 }
 
@@ -57,24 +53,10 @@ impl Thread {
             return Ok(());
         }
         self.sync.signals = count;
-        let signal = siginfo::signal_of(&info);
-        let waiting = self.raised.entry(signal).or_default();
-        // Home's kernel has delivered the signal, so it did not merge it with later ones as it does
-        // with a pending signal. Here the signal waits for its handler, and is merged. If all were
-        // kept, and arrived faster than their handler runs, the program would do nothing else.
-        let before = waiting.len();
-        enqueue(waiting, info);
-        if waiting.len() == before {
-            return Ok(());
-        }
-        if before > 0 {
-            // A further signal of the same number is raised after the delivery of the one before
-            // it.
-            return Ok(());
-        }
+        let Some(signal) = self.raised.add(info) else { return Ok(()) };
         if self.sync.call_pending {
             // A handler that ran before the call is sent again would replace that call.
-            self.deferred_signals.push(signal);
+            self.raised.defer(signal);
             return Ok(());
         }
         self.raise(signal)
@@ -84,7 +66,7 @@ impl Thread {
     fn raise(&mut self, signal: i32) -> Result<()> {
         match signal_thread(self.host_tgid, self.host_tid, signal) {
             Err(Error::Refused { source, .. }) if source.raw_os_error() == Some(libc::EAGAIN) => {
-                self.unraised_signals.push(signal);
+                self.raised.record_refused(signal);
                 Ok(())
             }
             done => done,
@@ -96,8 +78,8 @@ impl Thread {
     /// # Errors
     /// If the guest is gone.
     pub(crate) fn raise_again(&mut self) -> Result<()> {
-        let unraised = std::mem::take(&mut self.unraised_signals);
-        unraised.into_iter().try_for_each(|signal| self.raise(signal))
+        let refused = self.raised.take_refused();
+        refused.into_iter().try_for_each(|signal| self.raise(signal))
     }
 
     /// Raises deferred signals, after the pending call was sent again.
@@ -105,7 +87,7 @@ impl Thread {
     /// # Errors
     /// If the guest is gone.
     pub(crate) fn raise_deferred(&mut self) -> Result<()> {
-        let deferred = std::mem::take(&mut self.deferred_signals);
+        let deferred = self.raised.take_deferred();
         deferred.into_iter().try_for_each(|signal| self.raise(signal))
     }
 
@@ -115,15 +97,8 @@ impl Thread {
     /// If the guest is gone.
     pub(crate) fn raise_carried(&mut self) -> Result<()> {
         for info in std::mem::take(&mut self.sync.pending_signals) {
-            let Ok(info) = Siginfo::try_from(info) else { continue };
-            let signal = siginfo::signal_of(&info);
-            if !(1..=64).contains(&signal) {
-                continue;
-            }
-            let waiting = self.raised.entry(signal).or_default();
-            waiting.push_back(info);
-            if waiting.len() == 1 {
-                self.deferred_signals.push(signal);
+            if let Ok(info) = Siginfo::try_from(info) {
+                self.raised.add_carried(info);
             }
         }
         if self.sync.call_pending { Ok(()) } else { self.raise_deferred() }
@@ -132,7 +107,7 @@ impl Thread {
     /// Whether a signal from home is undelivered.
     #[must_use]
     pub(crate) fn has_undelivered(&self) -> bool {
-        self.raised.values().any(|infos| !infos.is_empty())
+        self.raised.has_any()
     }
 
     /// Whether an undelivered signal from home is admitted by `mask`, or by the thread's own mask
@@ -145,10 +120,7 @@ impl Thread {
         }
         let own = || tern_tracee::procfs::status(self.host_tid).map_or(0, |s| s.blocked);
         let blocked = mask.unwrap_or_else(own);
-        let waits = |(signal, infos): (&i32, &VecDeque<Siginfo>)| {
-            !infos.is_empty() && blocked >> (signal - 1) & 1 == 0
-        };
-        self.raised.iter().any(waits)
+        self.raised.has_admitted_by(blocked)
     }
 
     /// Whether a signal must be delivered before the call that the thread has just made. It was
@@ -171,7 +143,7 @@ impl Thread {
             // The program's own `syscall` makes the call now, and fails on the invalid buffer.
             return self.resume_or_hold(stopped, process);
         }
-        let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
+        let waits = self.raised.has(signal);
         if waits && process.is_in_vdso(&stopped)? {
             let stopped = process.move_out_of_vdso(stopped)?;
             self.raise(signal)?;
@@ -184,16 +156,16 @@ impl Thread {
             && code(&stopped.siginfo()?) > 0
         {
             // Home has the clock's data pages that the instruction reads, and executes it again.
-            process.needs_home = Some((self.tid, false));
+            process.stop_reasons.set_needs_home(self.tid);
             self.stopped = Some(stopped);
             return Ok(());
         }
         let mut default_action = [SIG_DFL; 4];
         let sigaction = process.action(signal).unwrap_or(&mut default_action);
         let handler = sigaction[0];
-        if let Some(info) = self.raised.get_mut(&signal).and_then(VecDeque::pop_front) {
+        if let Some(info) = self.raised.take(signal) {
             // This kernel keeps one of each number; the next is raised after the delivery.
-            if self.raised.get(&signal).is_some_and(|waiting| !waiting.is_empty()) {
+            if self.raised.has(signal) {
                 self.raise(signal)?;
             }
             match handler {
@@ -202,8 +174,8 @@ impl Thread {
                 SIG_DFL if is_nonfatal(signal) => return self.resume_without_handler(stopped),
                 SIG_DFL => {
                     // If the process goes home to die there, this signal goes with it.
-                    self.raised.entry(signal).or_default().push_front(info);
-                    process.set_fatal_signal(signal, self.tid);
+                    self.raised.put_back(signal, info);
+                    process.stop_reasons.set_fatal_signal(signal, self.tid);
                     self.stopped = Some(stopped);
                     return Ok(());
                 }
@@ -226,7 +198,7 @@ impl Thread {
         let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
         if handler == SIG_DFL || handler == SIG_IGN || blocked {
             // It stays stopped until home, notified by the main loop, has ended its deputy.
-            process.set_fatal_signal(signal, self.tid);
+            process.stop_reasons.set_fatal_signal(signal, self.tid);
             self.stopped = Some(stopped);
             return Ok(());
         }

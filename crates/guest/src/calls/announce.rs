@@ -11,15 +11,10 @@ impl Guest {
     /// Reports the state of its threads to home, and sends the requests of pending calls again.
     pub(crate) fn announce(&mut self, home: &mut Outbox) {
         let Self { process, threads } = self;
-        if let Some(fatal_signal) = &mut process.fatal_signal {
-            // The notice may have been lost with the previous link.
-            fatal_signal.is_reported = false;
-        }
-        if let Some((_, is_reported)) = &mut process.needs_home {
-            *is_reported = false;
-        }
+        // The notices may have been lost with the previous link.
+        process.stop_reasons.report_again();
         // The reply to a repeated call about a timer depends on the current CPU usage.
-        home.send(process.pid, Message::Usage(process.cpu_meter.used(), process.demand));
+        home.send(process.pid, process.usage.report());
         let is_timer_call = |thread: &&mut Thread| {
             let trap = thread.pending.as_ref().map(|pending| pending.trap);
             trap.is_some_and(|trap| route(trap.nr, &trap.args) == Route::Both(SplitCall::CpuTimer))

@@ -28,7 +28,7 @@ impl Thread {
         home: &mut Outbox,
     ) -> GuestResult {
         // A call for CPU time concerns no file, so published files need not be reclaimed.
-        let must_stop = process.is_quiescing && self.can_stop(process);
+        let must_stop = process.stop_reasons.is_quiescing() && self.can_stop(process);
         if !must_stop && !self.must_take_signal_first() && self.reply_cpu_time(&trap, process)? {
             return Ok(());
         }
@@ -39,7 +39,7 @@ impl Thread {
                 Err(errno) => return Ok(self.reply(trap.id, -i64::from(errno))?),
             }
         }
-        if process.is_quiescing && self.can_stop(process) {
+        if process.stop_reasons.is_quiescing() && self.can_stop(process) {
             return Ok(self.stop_at_call(&trap, process)?);
         }
         let route = route(trap.nr, &trap.args);
@@ -115,7 +115,7 @@ impl Thread {
             self.pending.take_if(|pending| pending.request.is_some() && result.number == self.sync.call);
         let Some(pending) = awaited else { return Ok(None) };
         self.sync.restart_code = None;
-        process.home_cpu_time.store(pending.trap.nr, &pending.trap.args, &result.outcome, pending.sent_at);
+        process.usage.store_home_time(pending.trap.nr, &pending.trap.args, &result.outcome, pending.sent_at);
         if let Some(used) = used {
             crate::time::cpu::add_to_result(pending.trap.nr, &pending.trap.args, used, &mut result.outcome);
         }
@@ -287,7 +287,7 @@ impl Guest {
             return None;
         }
         match crate::time::cpu::call_target(trap.nr, &trap.args, self.process.own_pid)? {
-            CpuTimeOf::Process => Some(self.process.cpu_meter.used()),
+            CpuTimeOf::Process => Some(self.process.usage.cpu_time()),
             CpuTimeOf::Caller => self.threads.get_mut(&tid).map(|thread| thread.cpu_meter.used()),
             CpuTimeOf::Thread(own) => self
                 .threads

@@ -38,7 +38,7 @@ impl Thread {
         if !std::mem::take(&mut self.sync.call_pending) {
             self.sync.call += 1;
         }
-        process.home_cpu_time.invalidate();
+        process.usage.invalidate_home_time();
         process.fastpath.unpublish_cpu_time(&process.memory, process.reserve)?;
         let prelude = process.files.prelude_for_call(self.sync.call, trap.nr, &trap.args);
         self.close_stale_fds(&trap, &mut process.files);

@@ -39,7 +39,7 @@ impl Thread {
         if matches!(split_call, SplitCall::Exec | SplitCall::Exit) {
             // After an exec the process is the same, and keeps this program's CPU time; after an
             // exit its parent gets it. This is the last occasion to report it.
-            home.send(process.pid, Message::Usage(process.cpu_meter.used(), process.demand));
+            home.send(process.pid, process.usage.report());
             return self.forward(trap, process, home);
         }
         if split_call == SplitCall::CpuTimer {
@@ -64,17 +64,16 @@ impl Thread {
         if route(trap.nr, &trap.args) != Route::Both(SplitCall::CpuTime) {
             return Ok(false);
         }
-        let cached = process.home_cpu_time.reply(trap.nr, &trap.args).filter(|_| !self.sync.call_pending);
-        let Some(mut outcome) = cached else { return Ok(false) };
-        let of_clock = i64::from(trap.nr) == libc::SYS_clock_gettime;
-        let used = if of_clock { process.cpu_meter.total_used() } else { process.cpu_meter.used() };
-        crate::time::cpu::add_to_result(trap.nr, &trap.args, used, &mut outcome);
+        if self.sync.call_pending {
+            return Ok(false);
+        }
+        let Some(outcome) = process.usage.reply(trap.nr, &trap.args) else { return Ok(false) };
         let written = outcome.outs.first().map(|time| GuestMemory(&process.memory).write(trap.args[1], time));
         if !matches!(written, Some(Ok(()))) {
             return Ok(false);
         }
-        if let Some(home) = process.home_cpu_time.nanoseconds().filter(|_| of_clock) {
-            process.publish_cpu_time(trap, home)?;
+        if i64::from(trap.nr) == libc::SYS_clock_gettime {
+            process.publish_cpu_time(trap)?;
         }
         self.sync.restart_code = None;
         self.reply(trap.id, 0)?;
@@ -95,7 +94,7 @@ impl Thread {
             self.request_home(trap, reason::CPU_TIMER, process, home);
             return Ok(());
         }
-        home.send(process.pid, Message::Usage(process.cpu_meter.used(), process.demand));
+        home.send(process.pid, process.usage.report());
         home.send(self.tid, Message::ThreadUsage(self.cpu_meter.used()));
         self.forward(trap, process, home)
     }
@@ -309,7 +308,7 @@ impl Guest {
         home: &mut Outbox,
     ) -> GuestResult<bool> {
         let changes = changes_action(&trap) && self.is_action_change_pending();
-        let waits = !self.process.is_quiescing && (changes || self.has_internal_call());
+        let waits = !self.process.stop_reasons.is_quiescing() && (changes || self.has_internal_call());
         if !waits && self.pass_redundant_default(tid, &trap)? {
             return Ok(true);
         }
@@ -317,7 +316,7 @@ impl Guest {
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
         process.end_native_call();
         if waits {
-            process.queued_traps.push_back(trap);
+            process.queued_traps.push(trap);
         } else {
             thread.handle_trap(trap, process, home)?;
         }
@@ -335,7 +334,7 @@ impl Guest {
     /// * if home may have received the call already, which is so while its number is pending.
     fn pass_redundant_default(&mut self, tid: HomePid, trap: &Notification) -> tern_tracee::Result<bool> {
         let Self { process, threads } = self;
-        if !changes_action(trap) || process.is_quiescing || threads.len() > 1 {
+        if !changes_action(trap) || process.stop_reasons.is_quiescing() || threads.len() > 1 {
             return Ok(false);
         }
         let Some(thread) = threads.get_mut(&tid).filter(|thread| !thread.sync.call_pending) else {
@@ -369,8 +368,7 @@ impl Guest {
     pub(crate) fn handle_queued_traps(&mut self, home: &mut Outbox) -> GuestResult {
         while !self.is_action_change_pending()
             && !self.has_internal_call()
-            && !self.process.is_opening_file()
-            && let Some(trap) = self.process.queued_traps.pop_front()
+            && let Some(trap) = self.process.queued_traps.pop()
         {
             let tid =
                 self.threads.values().find(|thread| thread.host_tid == trap.pid).map(|thread| thread.tid);
@@ -423,9 +421,7 @@ impl Guest {
         // The kernel will now discard this signal in all threads, as it does at home.
         if action[0] == SIG_IGN || action[0] == SIG_DFL && is_ignored_by_default(signal) {
             for thread in self.threads.values_mut() {
-                thread.raised.remove(&signal);
-                thread.deferred_signals.retain(|deferred| *deferred != signal);
-                thread.unraised_signals.retain(|unraised| *unraised != signal);
+                thread.raised.discard(signal);
             }
         }
         Ok(())

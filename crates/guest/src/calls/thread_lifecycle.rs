@@ -66,8 +66,7 @@ impl Guest {
         else {
             return Ok(false);
         };
-        process.waited_ns =
-            process.waited_ns.saturating_add(cpu::run_queue_wait(thread.host_tid).unwrap_or_default());
+        process.usage.add_waited(cpu::run_queue_wait(thread.host_tid).unwrap_or_default());
         let (host, id) = (thread.host_tid, pending.trap.id);
         // The memory is opened through another thread: an exited thread shows none.
         let other = threads.values().find(|other| other.host_tid != host && !other.is_exiting);

@@ -12,7 +12,6 @@ use crate::process::thread::{PendingCall, Thread};
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::HashSet;
 use std::fs::File;
-use std::time::Instant;
 use tern_image::content::ContentCache;
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
@@ -166,7 +165,7 @@ impl MigrationSource for GuestSource<'_> {
         image.threads.clear();
         process.image = Some(image);
         captured?;
-        let used = process.cpu_meter.used();
+        let used = process.usage.cpu_time();
         Ok((copy, ProcessSync { threads: syncs, used, ..ProcessSync::default() }))
     }
 }
@@ -205,7 +204,7 @@ impl Guest {
         let Self { process, threads } = self;
         let mut tracker = None;
         // A child in its parent's memory needs no tracker of its own: the parent's covers it.
-        let worth = !process.must_stay_stopped()
+        let worth = !process.stop_reasons.must_stay_stopped()
             && !process.shares_parent_memory
             && procfs::status(process.memory.pid())?.resident_kib >= MIN_TRACKED_KIB;
         // Tracking is started by any one thread for all; only that one is stopped.
@@ -214,12 +213,12 @@ impl Guest {
                 continue;
             }
             thread.stop(process)?;
-            if thread.stopped.is_none() && !process.must_stay_stopped() {
+            if thread.stopped.is_none() && !process.stop_reasons.must_stay_stopped() {
                 // It is in an uninterruptible sleep; another thread may not be.
                 continue;
             }
             // A signal that ends the program may have come first.
-            if !process.must_stay_stopped() {
+            if !process.stop_reasons.must_stay_stopped() {
                 let host = process.memory.pid();
                 tracker = thread.with_space(process, cache, |space| track(host, space)).ok();
                 if let Some(stopped) = thread.stopped.take() {
@@ -250,13 +249,7 @@ impl Guest {
         if !matches!(self.process.state, State::Running) {
             return Ok(());
         }
-        match self.process.forks_wait_until {
-            Some(until) if until <= Instant::now() => {
-                self.process.forks_wait_until = None;
-                self.resume()
-            }
-            _ => Ok(()),
-        }
+        if self.process.stop_reasons.release_forks() { self.resume() } else { Ok(()) }
     }
 
     /// Whether the guest may leave now, for home or for another node.

@@ -245,7 +245,7 @@ impl Thread {
         process: &mut Process,
         home: &mut Outbox,
     ) -> GuestResult<bool> {
-        process.queued_traps.push_back(trap);
+        process.queued_traps.push(trap);
         self.send_internal_call(purpose, process, home);
         Ok(true)
     }
@@ -347,8 +347,12 @@ impl Guest {
     pub(crate) fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
         let write_due = self.process.files.due().filter(|_| !thread.is_deputy_busy());
-        let forks = self.process.forks_wait_until.filter(|_| matches!(self.process.state, State::Running));
-        let refused = self.threads.values().any(|thread| !thread.unraised_signals.is_empty());
+        let forks = self
+            .process
+            .stop_reasons
+            .forks_held_until()
+            .filter(|_| matches!(self.process.state, State::Running));
+        let refused = self.threads.values().any(|thread| thread.raised.has_refused());
         let signals = refused.then(|| Instant::now() + SIGNAL_RETRY_INTERVAL);
         write_due.into_iter().chain(self.process.fastpath.due()).chain(forks).chain(signals).min()
     }

@@ -3,7 +3,7 @@
 use crate::error::GuestResult;
 use crate::files::cache::FileCache;
 use crate::files::internal_call::CallPurpose;
-use crate::files::local::{LocalFile, Opening};
+use crate::files::local::LocalFile;
 use crate::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::MAPPED_FILE;
@@ -45,15 +45,13 @@ impl Thread {
             if !file.has_no_pending_writes() || self.internal_call.is_some() || fd == MAPPED_FILE {
                 return Ok(false);
             }
-            let Some(result) = process.opening.take_if(|opening| opening.is_done_for(fd)) else {
+            let Some(opened) = process.queued_traps.take_opened(fd) else {
                 let Some(request) = local_file.open_request(file.delegation) else { return Ok(false) };
-                process.openings += 1;
-                process.opening = Some(Opening::new(fd, process.openings, request));
-                process.queued_traps.push_back(*trap);
+                process.queued_traps.await_opening(*trap, fd, request);
                 return Ok(true);
             };
             let offset = file.delegation.offset;
-            let opened = result.into_result().and_then(|local_file| {
+            let opened = opened.and_then(|local_file| {
                 if let LocalFile::Open(opened_fd, _) = &local_file {
                     rustix::fs::seek(opened_fd, SeekFrom::Start(offset))?;
                     self.listener.add_fd(trap.id, opened_fd.as_fd(), fd)?;

@@ -4,7 +4,6 @@
 use crate::process::Guest;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
-use std::time::Instant;
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;
 use tern_tracee::stop::{self, Stopped};
@@ -43,22 +42,19 @@ impl Process {
         if fastpath.has_files() { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
     }
 
-    /// Publishes the CPU time after a call has asked for it. Home's part, `home`, is valid until
-    /// `until`.
+    /// Publishes the CPU time after a call has asked for it.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn publish_cpu_time(
-        &mut self,
-        trap: &Notification,
-        (home, until): (u64, Instant),
-    ) -> Result<()> {
+    pub(crate) fn publish_cpu_time(&mut self, trap: &Notification) -> Result<()> {
         if !self.fastpath.is_patched() || self.shares_parent_memory {
             return Ok(());
         }
         self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
-        let offset = self.cpu_meter.excess_over_counted().saturating_add_unsigned(home);
-        self.fastpath.publish_cpu_time((offset, until), &self.memory, self.reserve)
+        match self.usage.excess_over_counted() {
+            Some(excess) => self.fastpath.publish_cpu_time(excess, &self.memory, self.reserve),
+            None => Ok(()),
+        }
     }
 
     /// Prepares for a call on a local file that is about to be let through.
@@ -140,8 +136,7 @@ impl Guest {
             return Ok(true);
         }
         let Some(thread) = threads.values().next() else { return Ok(true) };
-        let traps =
-            thread.pending.is_some() || process.queued_traps.iter().any(|trap| trap.pid == thread.host_tid);
+        let traps = thread.pending.is_some() || process.queued_traps.has_trap_of(thread.host_tid);
         if traps || thread.stopped.is_some() {
             process.reclaim()?;
             return Ok(true);

@@ -1,6 +1,6 @@
 //! Quiescing guests, and resuming them.
 //!
-//! A process is quiesced when all its threads are ptrace-stopped. `Process::is_quiescing` requests
+//! A process is quiesced when all its threads are ptrace-stopped. `StopReasons::set_quiescing` requests
 //! that, and the main loop carries it out: each thread is stopped as soon as it can be
 //! ([`Thread::can_stop`]), and then waits for the others. Meanwhile
 //! * the trap of a stopped thread was answered such that the kernel restarts the call, and a result
@@ -39,7 +39,7 @@ impl Guest {
     /// If it is gone.
     pub(crate) fn quiesce(&mut self) -> Result<bool> {
         let Self { process, threads } = self;
-        process.is_quiescing = true;
+        process.stop_reasons.set_quiescing(true);
         let ready = |thread: &&mut Thread| thread.stopped.is_none() && thread.can_stop(process);
         let mut to_stop: Vec<&mut Thread> = threads.values_mut().filter(ready).collect();
         // All are interrupted before the first is waited for, so that computing threads do not
@@ -65,10 +65,10 @@ impl Guest {
     /// # Errors
     /// If it is gone.
     pub(crate) fn resume(&mut self) -> Result<()> {
-        if self.process.must_stay_stopped() {
+        if self.process.stop_reasons.must_stay_stopped() {
             return Ok(());
         }
-        self.process.is_quiescing = false;
+        self.process.stop_reasons.set_quiescing(false);
         for thread in self.threads.values_mut() {
             if let Some(stopped) = thread.stopped.take() {
                 stopped.resume(0)?;
@@ -87,13 +87,7 @@ impl Guest {
         self.process.files.allow_delegations();
         // Home may have sent invalidations to a later epoch meanwhile.
         self.process.names.clear();
-        if let Some(fatal_signal) = &mut self.process.fatal_signal {
-            // Home is notified once more, and ends the guest.
-            fatal_signal.is_reported = false;
-        }
-        if let Some((_, is_reported)) = &mut self.process.needs_home {
-            *is_reported = false;
-        }
+        self.process.stop_reasons.report_again();
         self.resume()
     }
 
@@ -150,9 +144,12 @@ impl Thread {
             self.sync.call_pending |= pending.request.is_some();
         }
         // A trap that was received while waiting for another thread would keep it from stopping.
-        for trap in [self.listener.take_deferred_call(self.host_tid), process.take_queued_trap(self.host_tid)]
-            .into_iter()
-            .flatten()
+        for trap in [
+            self.listener.take_deferred_call(self.host_tid),
+            process.queued_traps.take_trap_of(self.host_tid),
+        ]
+        .into_iter()
+        .flatten()
         {
             self.reply(trap.id, restart::NOINTR)?;
         }
@@ -211,7 +208,10 @@ impl Thread {
     /// # Errors
     /// If it is gone.
     pub(crate) fn late_stop(&mut self, stopped: Stopped, process: &mut Process) -> Result<Option<Stopped>> {
-        if process.is_quiescing && self.stopped.is_none() && self.pending.is_none() && self.can_stop(process)
+        if process.stop_reasons.is_quiescing()
+            && self.stopped.is_none()
+            && self.pending.is_none()
+            && self.can_stop(process)
         {
             self.stopped = Some(self.settle_interrupted(stopped, process)?);
             return Ok(None);

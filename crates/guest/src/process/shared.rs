@@ -4,28 +4,23 @@ use crate::arrive::build::Arriving;
 use crate::depart::departing::Departing;
 use crate::fastpath::Fastpath;
 use crate::files::cache::FileCache;
-use crate::files::local::Opening;
 use crate::files::names::NameCache;
+use crate::process::queued_traps::QueuedTraps;
 use crate::process::space::MappedFiles;
-use crate::time::cpu::{CpuMeter, HomeCpuTime};
-use crate::time::cpu_threshold::CpuThresholds;
+use crate::process::stop_reasons::StopReasons;
+use crate::process::usage::Usage;
 use crate::vdso::foreign::ForeignVdso;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
 use tern_image::object::ObjectId;
 use tern_image::process::Action;
 use tern_image::{ProcessImage, Reserve};
-use tern_migrate::{CpuTime, GuestDemand};
-use tern_tracee::listener::{Listener, Notification};
+use tern_tracee::listener::Listener;
 use tern_tracee::{Memory, Result};
 
-/// How long threads wait before they fork, after a fork has cancelled a departure. Home repeats its
-/// request after 10 ms; on a busy machine it takes longer to arrive.
-const FORK_WAIT: Duration = Duration::from_millis(500);
-
-/// The state that the threads of a guest share.
+/// The state that the threads of a guest share. The ids and the reserved range never change.
 #[derive(Debug)]
 pub(crate) struct Process {
     /// Its pid at home.
@@ -34,61 +29,45 @@ pub(crate) struct Process {
     pub(crate) own_pid: i32,
     /// Its pid on this node.
     pub(crate) host_pid: i32,
-    /// The epoch in which the process runs here.
+    /// The epoch in which the process runs here. Only the shim changes it.
     pub(crate) epoch: Epoch,
     /// The reserved range in its address space. While one thread makes an injected call, the others
     /// run and may write to the range, as to all of their memory. So calls that the filter lets
     /// through depend on registers only.
     pub(crate) reserve: Reserve,
-    /// Its memory, opened through one of its live threads.
+    /// Its memory, opened through one of its live threads. Opened again when that thread exits
+    /// (`calls::thread_lifecycle`).
     pub(crate) memory: Memory,
-    /// The notification fd of its seccomp filter, once the filter is installed.
+    /// The notification fd of its seccomp filter, once the filter is installed. Set by its arrival or
+    /// its fork, as the next two fields are.
     pub(crate) listener: Option<Rc<Listener>>,
-    /// Its file mappings, as this node shows them.
+    /// Its file mappings, as this node shows them. Extended by mmap (`calls::split`), and reduced by
+    /// the shim when shared memory is unmapped everywhere.
     pub(crate) mapped_files: MappedFiles,
     /// The replacement for its home's vDSO, if that differs from this node's.
     pub(crate) foreign_vdso: Option<ForeignVdso>,
     /// The parts of its image that do not change here (bounds, auxiliary vector, name), and its
-    /// signal actions, which are kept up to date. It has no threads.
+    /// signal actions and limits, which `calls::split` and `signals` keep up to date. It has no
+    /// threads. `depart::send` takes it for a moment to capture the process.
     pub(crate) image: Option<Box<ProcessImage>>,
-    /// Its phase of life.
+    /// Its phase of life. Only the shim and [`Guest::continue_here`](super::Guest::continue_here)
+    /// change it.
     pub(crate) state: State,
-    /// Its threads are being stopped, or are stopped.
-    pub(crate) is_quiescing: bool,
-    /// It must stay stopped, by job control or because its home is unreachable.
-    pub(crate) is_suspended: bool,
-    /// The signal that ends it. It stays stopped until home has ended it.
-    pub(crate) fatal_signal: Option<FatalSignal>,
-    /// A thread that cannot continue here and must be fetched home, and whether home was notified.
-    pub(crate) needs_home: Option<(HomePid, bool)>,
-    /// Traps that wait for another thread's change of a signal action, for an internal call, or for
-    /// the opening of a local file.
-    pub(crate) queued_traps: VecDeque<Notification>,
-    /// The opening of a local file that one of these traps waits for, and the number of openings so
-    /// far.
-    pub(crate) opening: Option<Opening>,
-    pub(crate) openings: u64,
-    /// A fork has cancelled a departure, and home requests the departure again. Until this time,
-    /// and during that departure, threads stop before they fork.
-    pub(crate) forks_wait_until: Option<Instant>,
-    /// The CPU time that home has reported.
-    pub(crate) home_cpu_time: HomeCpuTime,
-    /// The cache of its delegated files.
+    /// Why its threads are stopped, or must stop.
+    pub(crate) stop_reasons: StopReasons,
+    /// Traps that wait.
+    pub(crate) queued_traps: QueuedTraps,
+    /// The CPU time that it uses, and its demand on this node.
+    pub(crate) usage: Usage,
+    /// The cache of its delegated files. Calls are answered from it in `files::io`; requests take the
+    /// pending writes from it (`calls::request`).
     pub(crate) files: FileCache,
-    /// The cache of directory entries.
+    /// The cache of directory entries. Home's notices change it, as the shim receives them.
     pub(crate) names: NameCache,
-    /// Its patched call sites.
+    /// Its patched call sites. Used through `process::publication`, mostly.
     pub(crate) fastpath: Fastpath,
-    /// It runs in its parent's memory, after a vfork.
+    /// It runs in its parent's memory, after a vfork. Never changes.
     pub(crate) shares_parent_memory: bool,
-    /// CPU time of all its threads, including those that have ended.
-    pub(crate) cpu_meter: CpuMeter,
-    /// CPU usage, of it or its threads, at which home wants a report.
-    pub(crate) cpu_thresholds: CpuThresholds,
-    /// How long, in nanoseconds, its ended threads had waited for a CPU.
-    pub(crate) waited_ns: u64,
-    /// Its demand on this node, when last measured.
-    pub(crate) demand: GuestDemand,
 }
 
 /// The phases in the life of a guest.
@@ -103,17 +82,6 @@ pub(crate) enum State {
     /// It is stopped and its image is sent, with the content of this shared memory: home decides what
     /// follows.
     Frozen(HashSet<ObjectId>),
-}
-
-/// A signal that ends a guest. The thread is stopped at the instruction that raised it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct FatalSignal {
-    /// The signal.
-    pub(crate) signal: i32,
-    /// The thread that raised it.
-    pub(crate) thread: HomePid,
-    /// Whether home was notified.
-    pub(crate) is_reported: bool,
 }
 
 impl Process {
@@ -141,62 +109,21 @@ impl Process {
             foreign_vdso: None,
             image: None,
             state,
-            is_quiescing: false,
-            is_suspended: false,
-            fatal_signal: None,
-            needs_home: None,
-            queued_traps: VecDeque::new(),
-            opening: None,
-            openings: 0,
-            forks_wait_until: None,
-            home_cpu_time: HomeCpuTime::default(),
+            stop_reasons: StopReasons::default(),
+            queued_traps: QueuedTraps::default(),
+            usage: Usage::new(host)?,
             files: FileCache::default(),
             names: NameCache::default(),
             fastpath: Fastpath::default(),
             shares_parent_memory: false,
-            cpu_meter: CpuMeter::for_process(host, CpuTime::default())?,
-            cpu_thresholds: CpuThresholds::default(),
-            waited_ns: 0,
-            demand: GuestDemand::default(),
         })
-    }
-
-    /// Whether it has a reason to stay stopped other than a departure.
-    #[must_use]
-    pub(crate) fn must_stay_stopped(&self) -> bool {
-        self.is_suspended || self.fatal_signal.is_some()
-    }
-
-    /// Records that a thread has raised a signal that ends the program. Only the first one counts.
-    pub(crate) fn set_fatal_signal(&mut self, signal: i32, thread: HomePid) {
-        self.fatal_signal.get_or_insert(FatalSignal { signal, thread, is_reported: false });
     }
 
     /// Whether its threads must stop before they fork.
     #[must_use]
     pub(crate) fn holds_forks(&self) -> bool {
-        match self.state {
-            State::Departing(_) => self.forks_wait_until.is_some(),
-            _ => self.forks_wait_until.is_some_and(|until| Instant::now() < until),
-        }
-    }
-
-    /// Has its threads stop before they fork, until home has repeated its request to depart.
-    pub(crate) fn hold_forks(&mut self) {
-        self.forks_wait_until = Some(Instant::now() + FORK_WAIT);
-    }
-
-    /// Removes the queued trap of a thread, given by its tid on this node.
-    pub(crate) fn take_queued_trap(&mut self, host: i32) -> Option<Notification> {
-        let at = self.queued_traps.iter().position(|trap| trap.pid == host)?;
-        // The call traps again, and then its file is opened anew if that is still needed.
-        self.opening = None;
-        self.queued_traps.remove(at)
-    }
-
-    /// Whether a trap waits for the opening of a local file.
-    pub(crate) fn is_opening_file(&self) -> bool {
-        self.opening.as_ref().is_some_and(Opening::is_waiting)
+        let is_departing = matches!(self.state, State::Departing(_));
+        self.stop_reasons.forks_held_until().is_some_and(|until| is_departing || Instant::now() < until)
     }
 
     /// The action of a signal.

@@ -4,10 +4,10 @@
 //! ([`Process`]).
 
 use crate::files::internal_call::InternalCall;
+use crate::process::raised_signals::RaisedSignals;
 use crate::process::shared::Process;
 use crate::time::cpu::CpuMeter;
 use rustix::process::{Pid, setpriority_process};
-use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 use tern_ids::HomePid;
@@ -16,7 +16,6 @@ use tern_migrate::message::ThreadSync;
 use tern_syscall::{Call, Gathered, Route, SplitCall};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::registers::{Registers, restart};
-use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Error, Result};
 
@@ -33,23 +32,22 @@ pub(crate) struct Thread {
     pub(crate) host_tgid: i32,
     /// The notification fd of its seccomp filter.
     pub(crate) listener: Rc<Listener>,
-    /// How far its calls and signals are synchronised with home.
+    /// How far its calls and signals are synchronised with home. `calls::request` numbers the calls,
+    /// and `calls::forward` those for the rest of a long transfer; a stop marks a call as pending
+    /// (`process::quiesce`).
     pub(crate) sync: ThreadSync,
-    /// Its pending call, if any: the result has not arrived.
+    /// Its pending call, if any: the result has not arrived. Only `calls::request` begins one.
     pub(crate) pending: Option<PendingCall>,
-    /// The internal call that was sent home for its process's files.
+    /// The internal call that was sent home for its process's files. Begun in `calls::request`, and
+    /// ended in `files::io`.
     pub(crate) internal_call: Option<Box<InternalCall>>,
-    /// Signals from home, by number, that were sent to the thread and are not delivered yet.
-    pub(crate) raised: HashMap<i32, VecDeque<Siginfo>>,
-    /// The deputy's signal mask.
+    /// Signals from home that are not delivered yet.
+    pub(crate) raised: RaisedSignals,
+    /// The deputy's signal mask. Only `calls::split` changes it.
     pub(crate) deputy_sigmask: u64,
     /// The program's signal mask, to be restored when the handler that is about to run returns.
     pub(crate) mask_after_handler: Option<u64>,
-    /// Signals accepted while a call had to be sent again. They are raised once it has been sent.
-    pub(crate) deferred_signals: Vec<i32>,
-    /// Signals that this kernel has refused, because the user has too many pending ones.
-    pub(crate) unraised_signals: Vec<i32>,
-    /// Its ptrace stop, until the process resumes.
+    /// Its ptrace stop, until the process resumes. Taken for a moment to inject calls.
     pub(crate) stopped: Option<Stopped>,
     /// Set while it waits in a vfork for its child to execute or to end.
     pub(crate) vfork_wait: Option<Box<VforkWait>>,
@@ -123,11 +121,9 @@ impl Thread {
             sync,
             pending: None,
             internal_call: None,
-            raised: HashMap::new(),
+            raised: RaisedSignals::default(),
             deputy_sigmask,
             mask_after_handler: None,
-            deferred_signals: Vec::new(),
-            unraised_signals: Vec::new(),
             stopped: None,
             vfork_wait: None,
             is_exiting: false,
@@ -231,7 +227,7 @@ impl Thread {
     /// # Errors
     /// If it is gone.
     pub(crate) fn resume_or_hold(&mut self, stopped: Stopped, process: &Process) -> Result<()> {
-        if process.is_quiescing {
+        if process.stop_reasons.is_quiescing() {
             self.stopped = Some(stopped);
             return Ok(());
         }
@@ -240,7 +236,6 @@ impl Thread {
 
     /// Its call and signal state, to be sent to its next node.
     pub(crate) fn final_sync(&mut self) -> ThreadSync {
-        let pending_signals = self.raised.values().flatten().map(|info| info.to_vec()).collect();
-        ThreadSync { pending_signals, used: self.cpu_meter.used(), ..self.sync.clone() }
+        ThreadSync { pending_signals: self.raised.to_vec(), used: self.cpu_meter.used(), ..self.sync.clone() }
     }
 }

@@ -7,7 +7,6 @@ use crate::process::Guest;
 use crate::process::shared::State;
 use crate::process::thread::Thread;
 use crate::sandbox::Sandbox;
-use crate::time::cpu::CpuMeter;
 use crate::vdso::foreign::ForeignVdso;
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -212,8 +211,8 @@ impl Guest {
         // The first thread may have ended.
         let first = arrived.threads.first().map_or(process.host_pid, Stopped::pid);
         process.memory = Memory::open(first)?;
-        process.cpu_meter = CpuMeter::for_process(process.host_pid, arrived.sync.used)?;
-        process.is_quiescing = true;
+        process.usage.begin_epoch(process.host_pid, arrived.sync.used)?;
+        process.stop_reasons.set_quiescing(true);
         for ((image, stopped), sync) in images.into_iter().zip(arrived.threads).zip(arrived.sync.threads) {
             let names = (image.tid, image.own_tid, stopped.pid());
             let mut thread = Thread::new(process, names, sync, image.sigmask)?;

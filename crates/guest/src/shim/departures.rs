@@ -64,9 +64,9 @@ impl Shim {
             return Ok(());
         }
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
-        let must_await_fork = guest.process.forks_wait_until.is_some() && guest.is_forking();
+        let must_await_fork = guest.process.stop_reasons.forks_held_until().is_some() && guest.is_forking();
         if must_await_fork {
-            guest.process.hold_forks();
+            guest.process.stop_reasons.hold_forks();
         }
         let result = match guest.check_movable() {
             _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => {
@@ -85,10 +85,7 @@ impl Shim {
                 return Ok(());
             };
             process.files.allow_delegations();
-            if let Some(fatal_signal) = &mut process.fatal_signal {
-                // Home is notified once more, and ends the guest.
-                fatal_signal.is_reported = false;
-            }
+            process.stop_reasons.report_signal_again();
         }
         Ok(())
     }

@@ -19,14 +19,7 @@ impl Shim {
                 guest.set_nice(self.start.guest_nice.into());
             }
             let live = self.members.iter_mut().filter(|guest| guest.is_active());
-            let reports: Vec<_> = live
-                .map(|guest| {
-                    (
-                        guest.process.pid,
-                        Message::Usage(guest.process.cpu_meter.used(), guest.measure_demand()),
-                    )
-                })
-                .collect();
+            let reports: Vec<_> = live.map(|guest| (guest.process.pid, guest.measure_usage())).collect();
             self.send_home(HomePid(0), &Message::Heartbeat);
             is_silent = self.home.measure_silence() > suspend;
             self.repeat_fetch_requests();
@@ -40,8 +33,9 @@ impl Shim {
             self.drop_home_link();
         }
         if self.home.time_unreachable().is_some_and(|time| time > suspend) {
-            for guest in self.members.iter_mut() {
-                guest.process.is_suspended |= matches!(guest.process.state, State::Running);
+            let running = |guest: &&mut Guest| matches!(guest.process.state, State::Running);
+            for guest in self.members.iter_mut().filter(running) {
+                guest.process.stop_reasons.set_suspended(true);
             }
         }
         self.ask_home_daemon();

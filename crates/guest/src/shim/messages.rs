@@ -228,7 +228,7 @@ impl Shim {
         if let Some(process) = self.members.get_mut(pid).map(|guest| &mut guest.process)
             && matches!(process.state, State::Departing(_))
         {
-            process.hold_forks();
+            process.stop_reasons.hold_forks();
         }
         self.cancel_departure(pid, Some("busy: it is forking; try again".into()));
         let (Some(guest), Some(sandbox)) = (self.members.get_mut(pid), self.sandbox.get()) else { return };
@@ -247,7 +247,7 @@ impl Shim {
     /// threads may be unable to stop at once.
     fn job_control(&mut self, pid: HomePid, stop: bool) -> GuestResult {
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
-        guest.process.is_suspended = stop;
+        guest.process.stop_reasons.set_suspended(stop);
         guest.process.invalidate_read_ahead()?;
         if !stop && matches!(guest.process.state, State::Running) {
             guest.resume()?;
@@ -259,7 +259,7 @@ impl Shim {
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         match guest.process.state {
             State::Running => {
-                guest.process.is_suspended = false;
+                guest.process.stop_reasons.set_suspended(false);
                 guest.resume()?;
             }
             State::Frozen(_) => guest.continue_here()?,

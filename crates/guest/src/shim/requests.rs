@@ -74,7 +74,7 @@ impl Shim {
             from,
             state: match guest.process.state {
                 State::Arriving(_) | State::Departing(_) | State::Frozen(_) => "migrating",
-                State::Running if guest.process.is_suspended => "suspended",
+                State::Running if guest.process.stop_reasons.is_suspended() => "suspended",
                 State::Running => "running",
             }
             .into(),
@@ -103,19 +103,17 @@ impl Shim {
     /// Has a worker open each file that a guest waits for.
     pub(super) fn start_openings(&mut self) {
         for guest in self.members.iter_mut() {
-            let Some(opening) = &mut guest.process.opening else { continue };
-            if let Some(request) = opening.start() {
-                self.workers.open_file(guest.process.pid, opening.number, request);
+            if let Some((number, request)) = guest.process.queued_traps.start_opening() {
+                self.workers.open_file(guest.process.pid, number, request);
             }
         }
     }
 
     fn handle_opened(&mut self, pid: HomePid, number: u64, opened: io::Result<LocalFile>) {
-        let Some(guest) = self.members.get_mut(pid) else { return };
-        let current = guest.process.opening.as_mut();
-        let Some(opening) = current.filter(|opening| opening.number == number) else { return };
-        opening.finish(opened);
-        self.act_on(pid, Guest::handle_queued_traps);
+        self.act_on(pid, |guest, home| {
+            let is_awaited = guest.process.queued_traps.finish_opening(number, opened);
+            if is_awaited { guest.handle_queued_traps(home) } else { Ok(()) }
+        });
     }
 
     pub(super) fn accept_link(&mut self, connection: u64, link: Link) {

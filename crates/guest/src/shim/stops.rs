@@ -112,10 +112,8 @@ impl Shim {
 
     /// Notifies home of guests that a signal is to end.
     pub(super) fn report_fatal_signals(&mut self) {
-        let unreported = |guest: &&Guest| {
-            guest.is_active()
-                && guest.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
-        };
+        let unreported =
+            |guest: &&Guest| guest.is_active() && guest.process.stop_reasons.has_unreported_signal();
         let pids: Vec<HomePid> =
             self.members.iter().filter(unreported).map(|guest| guest.process.pid).collect();
         for pid in pids {
@@ -134,14 +132,9 @@ impl Shim {
 
     /// Asks home to fetch guests with a thread that cannot continue here.
     pub(super) fn request_fetches(&mut self) {
-        let mut to_report = Vec::new();
-        for guest in self.members.iter_mut().filter(|guest| guest.is_active()) {
-            if let Some((tid, was_reported)) = &mut guest.process.needs_home
-                && !std::mem::replace(was_reported, true)
-            {
-                to_report.push(*tid);
-            }
-        }
+        let active = self.members.iter_mut().filter(|guest| guest.is_active());
+        let to_report = active.filter_map(|guest| guest.process.stop_reasons.report_need());
+        let to_report: Vec<HomePid> = to_report.collect();
         for tid in to_report {
             self.send_home(
                 tid,
@@ -154,7 +147,7 @@ impl Shim {
     pub(super) fn continue_quiesce(&mut self) {
         let moves = |guest: &&mut Guest| {
             matches!(guest.process.state, State::Running)
-                && guest.process.must_stay_stopped()
+                && guest.process.stop_reasons.must_stay_stopped()
                 && !guest.are_all_stopped()
         };
         let mut failed = Vec::new();
