@@ -4,10 +4,10 @@
 //! In the order of a process's life:
 //! * [`run()`]: runs a shim;  `shim`: its loop, with the links, the workers and the guests: messages
 //!   from home, requests from the node, and the kernel's reports. Nothing below uses it
-//! * `workers`: threads for operations that block;  `daemon`: requests to the node's daemon
+//! * `workers`: threads for operations that block
 //! * `sandbox`: the namespaces that hold the guests, and the helper that is their first process
-//! * `outbox`: messages for home, which guests produce and the shim sends
-//! * `process`: one guest, its threads and its address space;  how they are stopped and resumed
+//! * `process`: one guest, its threads and its address space;  how they are stopped and resumed;
+//!   its messages for home, which the shim sends
 //! * `arrive`: an empty process becomes a guest;  `depart`: a guest goes home or onward
 //! * [`vdso`]: a guest is never stopped inside it, and gets trampolines if home has another one
 //! * `calls`: forwarded calls, calls with a local part, forks, new threads, and files of /proc
@@ -20,14 +20,10 @@
 
 mod arrive;
 mod calls;
-mod daemon;
 mod depart;
 mod error;
 mod fastpath;
 mod files;
-#[cfg(test)]
-mod guest_tests;
-mod outbox;
 mod process;
 mod run;
 mod sandbox;

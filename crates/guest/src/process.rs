@@ -1,6 +1,7 @@
 //! One guest: a process and its threads.
 
 pub(crate) mod memory;
+pub(crate) mod outbox;
 mod publication;
 mod queued_traps;
 mod quiesce;
@@ -99,3 +100,6 @@ impl Guest {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! The loop of a guest shim. It keeps the links, the workers and the members of its family on this
-//! node; nothing below it sees it. What concerns one guest is done by that guest, or by a part of
-//! it, which returns what is to be done: the shim then does it.
+//! node; nothing below it sees it. A guest, or a part of it, handles its own events, and returns
+//! what remains to be done: the shim does that.
 
 mod arrivals;
 mod departures;
@@ -17,8 +17,8 @@ mod unmapped;
 
 use crate::error::{GuestError, GuestResult};
 use crate::files::local::LocalNode;
-use crate::outbox::Outbox;
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::shared::State;
 use crate::workers::Workers;
 use family_sandbox::FamilySandbox;
@@ -168,7 +168,7 @@ impl Shim {
         }
     }
 
-    /// Ends the shim, whose family has left.
+    /// Ends the shim: its family has left.
     pub(crate) fn end(mut self) {
         drop(self.control_socket);
         // The sandbox's helper is the last process in the control group.

@@ -7,8 +7,8 @@
 //! handler runs here; without one home ends the process), or was sent by a process of this node,
 //! and is dropped.
 
-use crate::outbox::Outbox;
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};

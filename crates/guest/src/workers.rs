@@ -1,8 +1,10 @@
 //! Worker threads for operations that may take seconds: TLS handshakes, and requests to the node's
 //! daemon. A peer that never replies blocks only its own worker.
 
-use crate::daemon::request_daemon;
+pub(crate) mod daemon;
+
 use crate::files::local::{LocalFile, OpenRequest};
+use daemon::request_daemon;
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;

@@ -1,7 +1,7 @@
 //! Reporting a guest to home on a new link.
 
-use crate::outbox::Outbox;
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::thread::Thread;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;

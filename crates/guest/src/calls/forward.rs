@@ -2,9 +2,9 @@
 
 use crate::calls::procfs_view;
 use crate::error::GuestResult;
-use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
+use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::{PendingCall, Thread, has_local_part_after_home};
 use crate::time::cpu::CpuTimeOf;

@@ -6,14 +6,14 @@
 //!   child can inherit the file.
 //! * Home's cached CPU time becomes invalid, because home's part changes.
 //!
-//! While a call is pending everything was sent with it. Of the other messages only the report of a
-//! fatal signal and a departure make earlier writes visible: both wait until all delegations are
+//! While a call is pending everything was sent with it. Only two other messages make earlier writes
+//! visible: the report of a fatal signal, and a departure. Both wait until all delegations are
 //! returned ([`Guest::return_delegations`](crate::process::Guest::return_delegations)).
 
 use crate::calls::procfs_view;
 use crate::error::GuestResult;
 use crate::files::internal_call::{CallPurpose, InternalCall};
-use crate::outbox::Outbox;
+use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::{PendingCall, Thread};
 use std::time::Instant;

@@ -5,9 +5,9 @@
 //! or a call that the shim injects in its place.
 
 use crate::error::GuestResult;
-use crate::outbox::Outbox;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
+use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::GuestSpace;
 use crate::process::thread::{PendingCall, Thread};

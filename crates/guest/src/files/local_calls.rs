@@ -4,7 +4,7 @@ use crate::error::GuestResult;
 use crate::files::cache::FileCache;
 use crate::files::internal_call::CallPurpose;
 use crate::files::local::LocalFile;
-use crate::outbox::Outbox;
+use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::MAPPED_FILE;
 use crate::process::thread::Thread;

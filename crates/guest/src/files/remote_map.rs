@@ -122,7 +122,7 @@ impl MountedTree {
         let (root, server) = match request() {
             // It does not exist, or is just being unmounted.
             Err(error) if !matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
-                crate::daemon::request_daemon(run_dir, &Request::StartRemoteMaps { home })?;
+                crate::workers::daemon::request_daemon(run_dir, &Request::StartRemoteMaps { home })?;
                 request()
             }
             result => result,

@@ -70,8 +70,8 @@ impl Usage {
         Some(outcome)
     }
 
-    /// The difference between the CPU time, in nanoseconds, and what this node's kernel has counted,
-    /// and until when it is valid. None if home's part is not cached.
+    /// The nanoseconds of CPU time that this node's kernel has not counted, and until when the value
+    /// is valid. None if home's part is not cached.
     pub(super) fn excess_over_counted(&mut self) -> Option<(i64, Instant)> {
         let (home, until) = self.home_time.nanoseconds()?;
         Some((self.meter.excess_over_counted().saturating_add_unsigned(home), until))

@@ -3,7 +3,7 @@
 use crate::sandbox::Sandbox;
 use crate::time::clocks::HomeClocks;
 
-/// The sandbox, and what it is created from.
+/// The sandbox, and the values that it is created with.
 #[derive(Debug)]
 pub(super) struct FamilySandbox {
     /// The uid and gid of the family's user.

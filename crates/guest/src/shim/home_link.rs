@@ -1,6 +1,6 @@
 //! The link to home.
 
-use crate::outbox::Outbox;
+use crate::process::outbox::Outbox;
 use std::time::{Duration, Instant};
 use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
 use tern_migrate::message::{Message, Reassembler, ReceivedMessage, send};

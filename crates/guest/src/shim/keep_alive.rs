@@ -1,4 +1,4 @@
-//! What is done at intervals: heartbeats, reports of usage, and the suspension of guests whose home
+//! Periodic work: heartbeats, reports of usage, and the suspension of guests whose home
 //! is unreachable.
 
 use super::Shim;

@@ -2,8 +2,8 @@
 
 use super::Shim;
 use crate::error::GuestResult;
-use crate::outbox::Outbox;
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::shared::{Process, State};
 use crate::process::thread::PendingCall;
 use tern_ids::HomePid;

@@ -3,8 +3,8 @@
 
 use crate::arrive::build::guest_filter;
 use crate::arrive::threads::{CloneTarget, Threads};
-use crate::outbox::Outbox;
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::shared::State;
 use crate::process::thread::Thread;
 use crate::sandbox::Sandbox;
