@@ -100,8 +100,7 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
     let pid = procfs::live_thread(pid);
     let status = procfs::status(pid)?;
     // A shim detaches from a process that comes home, except from threads whose calls have not ended.
-    let other_tracer = procfs::tracers(pid).into_iter().find(|other| *other != tracer);
-    let reason = if let Some(other) = other_tracer {
+    let reason = if let Some(other) = procfs::tracers(pid).into_iter().find(|other| *other != tracer) {
         Some(Unmovable::Traced(other))
     } else if status.resident_kib == 0 {
         Some(Unmovable::NoMemory)

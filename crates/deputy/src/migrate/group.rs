@@ -88,7 +88,7 @@ impl Shim {
         // of the group while it waits.
         let own = std::process::id() as i32;
         for other in &all {
-            // It may have detached from all threads but one, whose call has not ended.
+            // The other shim may trace only a thread whose call has not ended.
             let tracers = procfs::tracers(other.0);
             if let Some(by) = tracers.into_iter().find(|by| *by != own && is_shim(*by)) {
                 let why = format!("process {other}, with which it shares memory, is on its way or away");
