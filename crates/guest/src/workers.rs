@@ -16,13 +16,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
+use tern_image::content::KeptContent;
 use tern_image::object::{ObjectId, seal_unmapped};
+use tern_tracee::procfs;
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit for concurrent workers of a kind. It bounds the threads that incoming connections start.
 const MAX_WORKERS: usize = 16;
+
+/// How often the content of mapped files is compared with the mappings of the guests. Reading 65,000
+/// mappings takes a worker some 40 ms.
+const CONTENT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The result of a worker.
 #[derive(Debug)]
@@ -36,6 +42,8 @@ pub(crate) enum WorkerEvent {
     Opened(HomePid, u64, io::Result<LocalFile>),
     /// No process maps these pieces of shared memory.
     Unmapped(Vec<ObjectId>),
+    /// None of these guests (their host pids) maps this content.
+    UnmappedContent(KeptContent, Vec<i32>),
     /// Home's daemon reports that home no longer waits for guests of these epochs.
     NotAwaited(Vec<(HomePid, Epoch)>),
 }
@@ -52,6 +60,8 @@ pub(crate) struct Workers {
     questions: Arc<AtomicUsize>,
     openings: Arc<AtomicUsize>,
     memory_checks: Arc<AtomicUsize>,
+    content_checks: Arc<AtomicUsize>,
+    content_checked_at: Instant,
 }
 
 impl Workers {
@@ -62,7 +72,7 @@ impl Workers {
     pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (handshakes, questions, openings, memory_checks) = Default::default();
+        let (handshakes, questions, openings, memory_checks, content_checks) = Default::default();
         Ok(Self {
             key: Arc::new(key),
             accept,
@@ -73,6 +83,8 @@ impl Workers {
             questions,
             openings,
             memory_checks,
+            content_checks,
+            content_checked_at: Instant::now(),
         })
     }
 
@@ -150,6 +162,24 @@ impl Workers {
             let unmapped = objects.iter().filter(|(_, object)| seal_unmapped(object));
             let unmapped: Vec<ObjectId> = unmapped.map(|(id, _)| *id).collect();
             (!unmapped.is_empty()).then(|| WorkerEvent::Unmapped(unmapped))
+        });
+    }
+
+    /// Checks which of this content none of these guests (their host pids) maps. Checks are
+    /// [`CONTENT_CHECK_INTERVAL`] apart.
+    pub(crate) fn find_unmapped_content(&mut self, mut kept: KeptContent, guests: Vec<i32>) {
+        let is_running = self.content_checks.load(Ordering::Acquire) > 0;
+        if is_running || self.content_checked_at.elapsed() < CONTENT_CHECK_INTERVAL {
+            return;
+        }
+        self.content_checked_at = Instant::now();
+        self.spawn(Some(&self.content_checks), move || {
+            for pid in &guests {
+                // Without the mappings of a guest that is gone the result would be wrong.
+                let maps = procfs::maps(procfs::live_thread(*pid)).ok()?;
+                kept.retain_unmapped(&maps.iter().map(|m| (m.device, m.inode)).collect());
+            }
+            (!kept.is_empty()).then_some(WorkerEvent::UnmappedContent(kept, guests))
         });
     }
 

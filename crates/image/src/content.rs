@@ -3,9 +3,9 @@
 //!
 //! A mapped file is sent as its BLAKE3 hash. A node requests the content only if it has no file
 //! with that hash. The cache holds files that every user at home may read, since knowing a hash
-//! must not grant the right to read. All other files are kept in memory for one family, and are
-//! freed with it. Files written within the last seconds are kept in memory too, since a time stamp
-//! would not show a later change.
+//! must not grant the right to read. All other files are kept in memory for one family, as long as
+//! a guest of it maps them. Files written within the last seconds are kept in memory too, since a
+//! time stamp would not show a later change.
 //!
 //! A file stored on the guest's own node, which home sees through MFS, is not read at all: the node
 //! opens it, and the guest maps it directly. A large file of home is not read either if the guest's
@@ -15,7 +15,7 @@
 
 mod cache;
 
-pub use cache::{ContentCache, OpenFileConnection, OpenNodeFile};
+pub use cache::{ContentCache, KeptContent, OpenFileConnection, OpenNodeFile};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};

@@ -1,5 +1,5 @@
-//! Shared memory that a program away has unmapped takes no memory, descriptors or mappings on any
-//! node.
+//! Shared memory and files that a program away has unmapped take no memory, descriptors or mappings
+//! on any node.
 
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
@@ -47,6 +47,49 @@ fn unmapped_shared_memory_is_freed() -> Result<()> {
         cluster.migrate(running.pid, to)?;
     }
     cluster.touch(until)?;
+    let end = running.finish(Duration::from_secs(60))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
+    Ok(())
+}
+
+/// Maps and unmaps files that only their owner may read, and maps the first one again when its input
+/// ends.
+const MAPS_FILES: &str = "
+import mmap, os, sys, tempfile
+folder = tempfile.TemporaryDirectory()
+def path(number):
+    return f'{folder.name}/{number}'
+def first_byte(number):
+    with open(path(number), 'rb') as file:
+        with mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as content:
+            return content[0]
+for number in range(30):
+    with open(path(number), 'wb') as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(bytes([number]) * (1 << 20))
+for number in range(30):
+    assert first_byte(number) == number
+print('unmapped', flush=True)
+sys.stdin.read()
+print('PASS' if first_byte(0) == 0 else 'FAIL')
+";
+
+#[test]
+fn content_of_unmapped_files_is_freed() -> Result<()> {
+    let cluster = Cluster::with_nodes("unmappedfiles", 2)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2", "python3", "-c", MAPS_FILES]);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("unmapped")?;
+    let held = || -> Result<usize> {
+        let shims = pids(&cluster, 2, "tern-shim")?;
+        let descriptors: Vec<String> = shims.iter().map(|pid| format!("/proc/{pid}/fd")).collect();
+        lines(&cluster, 2, &format!("ls -l {}", descriptors.join(" ")), "tern-content")
+    };
+    let are_freed = || held().is_ok_and(|held| held <= 1);
+    wait_until("the content is freed", Duration::from_secs(30), are_freed)
+        .with_context(|| format!("{:?} files are held", held()))?;
+    running.close_input();
     let end = running.finish(Duration::from_secs(60))?;
     ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
     Ok(())

@@ -51,6 +51,13 @@ impl Members {
         self.guests.keys().copied().collect()
     }
 
+    /// Their pids on this node, in order.
+    pub(super) fn host_pids(&self) -> Vec<i32> {
+        let mut all: Vec<i32> = self.iter().map(|guest| guest.process.host_pid).collect();
+        all.sort_unstable();
+        all
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Guest> {
         self.guests.values()
     }

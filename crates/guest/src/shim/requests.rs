@@ -95,6 +95,9 @@ impl Shim {
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
                 WorkerEvent::Unmapped(objects) => self.release_unmapped(&objects),
+                WorkerEvent::UnmappedContent(content, guests) => {
+                    self.forget_unmapped_content(&content, &guests);
+                }
                 WorkerEvent::NotAwaited(epochs) => self.end_not_awaited(&epochs),
             }
         }

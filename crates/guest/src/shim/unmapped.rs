@@ -1,15 +1,19 @@
-//! Anonymous shared memory (MAP_SHARED without a file) that no guest maps any more.
+//! Anonymous shared memory (MAP_SHARED without a file) and content of files that no guest maps any
+//! more.
 //!
 //! munmap is not trapped, so the shim does not notice it. A program that maps and unmaps such memory
-//! again and again would fill the node, and the descriptors of its shims. Nothing can reach the
-//! memory once it is unmapped everywhere. All processes that share it are on this node, and home has
-//! no open file for it. Other shared memory may be mapped again by its name or descriptor, and
-//! travels with its process.
+//! again and again would fill the node, and the descriptors of its shims.
+//!
+//! Nothing can reach shared memory without a file once it is unmapped everywhere. All processes that
+//! share it are on this node, and home has no open file for it. Other shared memory may be mapped
+//! again by its name or descriptor, and travels with its process. The content of a file is sent
+//! again if a guest maps it again.
 
 use super::Shim;
 use crate::process::shared::{Process, State};
 use std::collections::HashSet;
 use std::sync::Arc;
+use tern_image::content::KeptContent;
 use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
 
@@ -20,12 +24,12 @@ impl Shim {
     /// Has a worker look for memory that no guest maps. Not while a guest arrives or departs, or
     /// waits for a mapping: then memory has no mapping yet, or its content is being sent.
     pub(super) fn find_unmapped(&mut self) {
-        let is_settled = self.members.iter().all(|guest| {
-            matches!(guest.process.state, State::Running)
-                && guest.threads.values().all(|t| t.pending.as_ref().is_none_or(|p| p.file.is_none()))
-        });
-        if !is_settled {
+        if !self.are_mappings_settled() {
             return;
+        }
+        let content = self.cache.kept_content();
+        if !content.is_empty() {
+            self.workers.find_unmapped_content(content, self.members.host_pids());
         }
         let files = self.members.iter().flat_map(|guest| guest.process.mapped_files.values());
         let anonymous = files.filter(|file| file.is_object && file.path == ANONYMOUS_NAME);
@@ -36,6 +40,23 @@ impl Shim {
         let objects: Vec<_> = ids.into_iter().filter_map(open).collect();
         if !objects.is_empty() {
             self.workers.find_unmapped(objects);
+        }
+    }
+
+    /// Whether no guest arrives or departs, or waits for a mapping.
+    fn are_mappings_settled(&self) -> bool {
+        self.members.iter().all(|guest| {
+            matches!(guest.process.state, State::Running)
+                && guest.threads.values().all(|t| t.pending.as_ref().is_none_or(|p| p.file.is_none()))
+        })
+    }
+
+    /// Forgets content that none of these guests maps. Not if a guest departs: it may have announced
+    /// the file before it unmapped it, and then sends the content. A guest that was forked since
+    /// may map what its parent has unmapped.
+    pub(super) fn forget_unmapped_content(&mut self, content: &KeptContent, guests: &[i32]) {
+        if self.are_mappings_settled() && self.members.host_pids() == guests {
+            self.cache.forget_unmapped(content);
         }
     }
 

@@ -4,11 +4,11 @@ use crate::layout::FileRef;
 use crate::node_file::NodeFile;
 use crate::object::SharedObjects;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -30,6 +30,28 @@ pub type OpenNodeFile = Box<dyn Fn(&NodeFile) -> io::Result<(OwnedFd, OpenFileCo
 /// Maximum number of files per family that are registered as open with the node's MFS server.
 const MAX_SERVED_FILES: usize = 64;
 
+/// The content that is kept in memory, to be compared with the mappings of all guests.
+#[derive(Debug)]
+pub struct KeptContent {
+    /// The cache's number of requests at that time.
+    requests: u64,
+    /// The hash of each file, and the device and inode under which guests map it.
+    files: Vec<(ContentHash, (u64, u64))>,
+}
+
+impl KeptContent {
+    /// Whether no content is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Keeps those that are not mapped at these devices and inodes.
+    pub fn retain_unmapped(&mut self, mapped: &HashSet<(u64, u64)>) {
+        self.files.retain(|(_, file)| !mapped.contains(file));
+    }
+}
+
 /// The content cache for the guests of one family.
 pub struct ContentCache {
     dir: PathBuf,
@@ -37,6 +59,10 @@ pub struct ContentCache {
     served: VecDeque<UnixStream>,
     /// Open files, by hash.
     open: HashMap<ContentHash, OwnedFd>,
+    /// Device and inode of those whose content is only in memory.
+    in_memory: HashMap<ContentHash, (u64, u64)>,
+    /// Number of requests for files so far.
+    requests: u64,
     /// Connections to the processes that show files of home, by the file's hash.
     trees: HashMap<ContentHash, UnixStream>,
     /// Incomplete content, by hash and by the process that requested it: two may request the same
@@ -66,8 +92,9 @@ impl ContentCache {
     /// A cache in `dir`, which is created when the first file is stored.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        let (open, incoming, objects, served, trees) = Default::default();
-        Self { dir: dir.join("content"), opener: None, served, open, trees, incoming, objects }
+        let (open, in_memory, incoming, objects, served, trees) = Default::default();
+        let dir = dir.join("content");
+        Self { dir, opener: None, served, open, in_memory, requests: 0, trees, incoming, objects }
     }
 
     /// Sets the function that opens files with a location.
@@ -109,6 +136,7 @@ impl ContentCache {
         if file.is_object {
             return true;
         }
+        self.requests += 1;
         if self.trees.get(&file.hash).is_some_and(is_closed) {
             self.trees.remove(&file.hash);
             self.open.remove(&file.hash);
@@ -169,8 +197,34 @@ impl ContentCache {
             incoming.discard();
             return Err(bad("file content does not match its hash"));
         }
-        self.open.insert(file.hash, incoming.commit()?);
+        self.requests += 1;
+        let is_in_memory = incoming.paths.is_none();
+        let content = File::from(incoming.commit()?);
+        if is_in_memory {
+            let meta = content.metadata()?;
+            self.in_memory.insert(file.hash, (meta.dev(), meta.ino()));
+        }
+        self.open.insert(file.hash, content.into());
         Ok(true)
+    }
+
+    /// The content that is kept in memory.
+    #[must_use]
+    pub fn kept_content(&self) -> KeptContent {
+        let files = self.in_memory.iter().map(|(hash, file)| (*hash, *file)).collect();
+        KeptContent { requests: self.requests, files }
+    }
+
+    /// Gives back the memory of files that no guest maps, unless a file has been requested since
+    /// `unmapped` was taken: it may be one of these. A file that is mapped again is sent again.
+    pub fn forget_unmapped(&mut self, unmapped: &KeptContent) {
+        if unmapped.requests != self.requests {
+            return;
+        }
+        for (hash, _) in &unmapped.files {
+            self.in_memory.remove(hash);
+            self.open.remove(hash);
+        }
     }
 }
 
@@ -313,6 +367,25 @@ mod tests {
         assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));
         drop(theirs);
         assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_shown(&file));
+    }
+
+    #[test]
+    fn unmapped_content_in_memory_is_forgotten() {
+        let file = FileRef { shareable: false, ..reference(b"hello") };
+        let mut cache = ContentCache::new(&directory("unmapped"));
+        assert!(cache.put(&file, HomePid(7), 0, b"hello").unwrap());
+        let content = File::from(cache.get(&file).unwrap().try_clone_to_owned().unwrap());
+        let meta = content.metadata().unwrap();
+        let mut mapped = cache.kept_content();
+        mapped.retain_unmapped(&[(meta.dev(), meta.ino())].into());
+        assert!(mapped.is_empty());
+        let unmapped = cache.kept_content();
+        assert!(cache.has(&file));
+        cache.forget_unmapped(&unmapped);
+        assert!(cache.has(&file), "it has been requested meanwhile");
+        let unmapped = cache.kept_content();
+        cache.forget_unmapped(&unmapped);
+        assert!(cache.get(&file).is_none() && cache.kept_content().is_empty());
     }
 
     #[test]
