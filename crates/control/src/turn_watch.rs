@@ -64,7 +64,8 @@ impl TurnWatch {
         }
     }
 
-    /// A step of the turn has ended. Returns the time that it took if that was too long.
+    /// A step of the turn has ended. Reports it and returns the time that it took, if that was too
+    /// long.
     pub fn step(&mut self, what: &str) -> Option<Duration> {
         self.schedstat.as_ref()?;
         let now = Instant::now();
@@ -82,6 +83,7 @@ impl TurnWatch {
         let known = times.running.saturating_sub(before.running) + times.slept.saturating_sub(before.slept);
         let (pid, ms, blocked) =
             (std::process::id(), took.as_millis(), took.saturating_sub(known).as_millis());
+        tracing::warn!(step = what, ?took, "a step of the main loop took long");
         let line = format!("{} {pid} {what} {ms} ms, blocked {blocked} ms\n", self.name);
         let reports = File::options().append(true).create(true).open(&self.reports);
         // The report serves tests only.

@@ -84,48 +84,41 @@ impl Shim {
         self.wait()?;
         self.turn_watch.begin();
         self.handle_requests();
-        self.step_ended("handle_requests");
+        self.turn_watch.step("handle_requests");
         self.handle_events();
-        self.step_ended("handle_events");
+        self.turn_watch.step("handle_events");
         self.handle_stops();
-        self.step_ended("handle_stops");
+        self.turn_watch.step("handle_stops");
         self.continue_stops();
-        self.step_ended("continue_stops");
+        self.turn_watch.step("continue_stops");
         self.handle_messages();
-        self.step_ended("handle_messages");
+        self.turn_watch.step("handle_messages");
         self.fire_late();
-        self.step_ended("fire_late");
+        self.turn_watch.step("fire_late");
         self.continue_returns();
-        self.step_ended("continue_returns");
+        self.turn_watch.step("continue_returns");
         self.continue_revocations();
-        self.step_ended("continue_revocations");
+        self.turn_watch.step("continue_revocations");
         self.collect_finished_calls();
-        self.step_ended("collect_finished_calls");
+        self.turn_watch.step("collect_finished_calls");
         self.collect_scans();
-        self.step_ended("collect_scans");
+        self.turn_watch.step("collect_scans");
         self.handle_opens();
-        self.step_ended("handle_opens");
+        self.turn_watch.step("handle_opens");
         self.continue_sending();
-        self.step_ended("continue_sending");
+        self.turn_watch.step("continue_sending");
         self.continue_content_transfers();
-        self.step_ended("continue_content_transfers");
+        self.turn_watch.step("continue_content_transfers");
         self.retry_busy_guests();
-        self.step_ended("retry_busy_guests");
+        self.turn_watch.step("retry_busy_guests");
         // Before moves are retried, so that they notice an open that is released here.
         self.release_blocked_opens();
-        self.step_ended("release_blocked_opens");
+        self.turn_watch.step("release_blocked_opens");
         self.retry_queued_moves();
-        self.step_ended("retry_queued_moves");
+        self.turn_watch.step("retry_queued_moves");
         self.keep_alive();
-        self.step_ended("keep_alive");
+        self.turn_watch.step("keep_alive");
         Ok(())
-    }
-
-    /// A step of this turn of the main loop has ended.
-    fn step_ended(&mut self, step: &str) {
-        if let Some(took) = self.turn_watch.step(step) {
-            tracing::warn!(step, ?took, "a step of the main loop took long");
-        }
     }
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {

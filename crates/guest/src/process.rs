@@ -15,11 +15,10 @@ mod usage;
 use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
 use std::collections::BTreeMap;
-use tern_ids::{Epoch, HomePid};
-use tern_image::Reserve;
+use tern_ids::HomePid;
 use tern_migrate::GuestDemand;
 use tern_migrate::message::Message;
-use tern_tracee::{Result, cpu, procfs};
+use tern_tracee::{cpu, procfs};
 
 /// A guest of this family on this node.
 #[derive(Debug)]
@@ -32,20 +31,9 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A guest for the process `host` of this node, without threads.
-    ///
-    /// # Errors
-    /// If the process is gone.
-    pub(crate) fn new(
-        pid: HomePid,
-        own_pid: i32,
-        host: i32,
-        epoch: Epoch,
-        reserve: Reserve,
-        state: State,
-    ) -> Result<Self> {
-        let process = Process::new(pid, own_pid, host, epoch, reserve, state)?;
-        Ok(Self { process, threads: BTreeMap::new() })
+    /// A guest without threads.
+    pub(crate) fn new(process: Process) -> Self {
+        Self { process, threads: BTreeMap::new() }
     }
 
     /// Whether its program runs here, possibly while it is being sent; not once it is frozen.

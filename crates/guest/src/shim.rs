@@ -129,43 +129,36 @@ impl Shim {
         self.turn_watch.begin();
         self.members.update_empty_since();
         self.serve_node();
-        self.step_ended("serve_node");
+        self.turn_watch.step("serve_node");
         self.handle_worker_events();
-        self.step_ended("handle_worker_events");
+        self.turn_watch.step("handle_worker_events");
         self.handle_stops();
-        self.step_ended("handle_stops");
+        self.turn_watch.step("handle_stops");
         self.receive_from_home();
-        self.step_ended("receive_from_home");
+        self.turn_watch.step("receive_from_home");
         self.handle_traps();
-        self.step_ended("handle_traps");
+        self.turn_watch.step("handle_traps");
         self.start_openings();
-        self.step_ended("start_openings");
+        self.turn_watch.step("start_openings");
         self.do_due_work();
-        self.step_ended("do_due_work");
+        self.turn_watch.step("do_due_work");
         self.return_delegations();
-        self.step_ended("return_delegations");
+        self.turn_watch.step("return_delegations");
         self.advance_departures();
-        self.step_ended("advance_departures");
+        self.turn_watch.step("advance_departures");
         self.drain_links();
-        self.step_ended("drain_links");
+        self.turn_watch.step("drain_links");
         self.report_fatal_signals();
-        self.step_ended("report_fatal_signals");
+        self.turn_watch.step("report_fatal_signals");
         self.request_fetches();
-        self.step_ended("request_fetches");
+        self.turn_watch.step("request_fetches");
         self.report_cpu_thresholds();
-        self.step_ended("report_cpu_thresholds");
+        self.turn_watch.step("report_cpu_thresholds");
         self.keep_alive();
-        self.step_ended("keep_alive");
+        self.turn_watch.step("keep_alive");
         self.continue_quiesce();
-        self.step_ended("continue_quiesce");
+        self.turn_watch.step("continue_quiesce");
         Ok(())
-    }
-
-    /// Records that a step of this turn of the main loop has ended, and warns if it took long.
-    fn step_ended(&mut self, step: &str) {
-        if let Some(took) = self.turn_watch.step(step) {
-            tracing::warn!(step, ?took, "a step of the main loop took long");
-        }
     }
 
     /// Ends the shim: its family has left.

@@ -14,9 +14,8 @@ pub mod trampoline;
 use crate::process::shared::Process;
 use std::ops::Range;
 use tern_tracee::Result;
-use tern_tracee::inject::SYSCALL;
 use tern_tracee::stop::Stopped;
-use tern_tracee::vdso::{is_inside, run_out};
+use tern_tracee::vdso::{is_at_syscall, is_inside, run_out};
 
 impl Process {
     fn vdso(&self) -> Option<Range<u64>> {
@@ -33,11 +32,9 @@ impl Process {
         let registers = stopped.registers()?;
         Ok(match &self.foreign_vdso {
             Some(foreign_vdso) => foreign_vdso.in_trampolines(registers.rip),
-            // In front of a system call the function no longer reads the clock's data pages.
             None => {
-                let mut next = [0; 2];
-                let calls = self.memory.read(registers.rip, &mut next).is_ok() && next == SYSCALL;
-                !calls && self.vdso().is_some_and(|vdso| is_inside(&vdso, &registers))
+                !is_at_syscall(&self.memory, &registers)
+                    && self.vdso().is_some_and(|vdso| is_inside(&vdso, &registers))
             }
         })
     }

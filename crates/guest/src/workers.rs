@@ -165,13 +165,14 @@ impl Workers {
         });
     }
 
-    /// Checks which of this content none of these guests (their host pids) maps. Checks are
-    /// [`CONTENT_CHECK_INTERVAL`] apart.
+    /// Whether content is to be checked again: checks are [`CONTENT_CHECK_INTERVAL`] apart.
+    pub(crate) fn is_content_check_due(&self) -> bool {
+        self.content_checks.load(Ordering::Acquire) == 0
+            && self.content_checked_at.elapsed() >= CONTENT_CHECK_INTERVAL
+    }
+
+    /// Checks which of this content none of these guests (their host pids) maps.
     pub(crate) fn find_unmapped_content(&mut self, mut kept: KeptContent, guests: Vec<i32>) {
-        let is_running = self.content_checks.load(Ordering::Acquire) > 0;
-        if is_running || self.content_checked_at.elapsed() < CONTENT_CHECK_INTERVAL {
-            return;
-        }
         self.content_checked_at = Instant::now();
         self.spawn(Some(&self.content_checks), move || {
             for pid in &guests {
@@ -184,7 +185,7 @@ impl Workers {
     }
 
     /// Closes files, which takes the kernel long if they have much memory.
-    pub(crate) fn close(&self, files: Vec<Arc<File>>) {
+    pub(crate) fn close<T: Send + 'static>(&self, files: Vec<T>) {
         self.spawn(None, move || {
             drop(files);
             None

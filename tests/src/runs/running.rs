@@ -1,5 +1,6 @@
 //! A running program whose output is captured as it comes.
 
+use crate::cluster::Cluster;
 use crate::runs::outcome::Outcome;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
@@ -85,6 +86,20 @@ impl Running {
         let line = String::from_utf8_lossy(&said);
         let line = line.lines().next().unwrap_or_default().trim();
         running.pid = line.parse().with_context(|| format!("instead of its pid it printed {line:?}"))?;
+        Ok(running)
+    }
+
+    /// Starts a Python program on node 1 under `mosrun` with these options, and waits until it has
+    /// printed a line with these words.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start) and [`await_output`](Self::await_output).
+    pub fn python(cluster: &Cluster, options: &[&str], program: &str, words: &str) -> Result<Self> {
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh", "mosrun"]).args(options);
+        command.args(["/usr/bin/python3", "-c", program]);
+        let running = Self::start(&mut command, false)?;
+        running.await_output(words)?;
         Ok(running)
     }
 

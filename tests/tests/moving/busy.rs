@@ -99,10 +99,7 @@ print('forked')
 #[test]
 fn process_that_forks_all_the_time_moves() -> Result<()> {
     let cluster = &Cluster::with_nodes("forking", 3)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "-2", "python3", "-c", FORKS_ALL_THE_TIME]);
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("forking")?;
+    let mut running = Running::python(cluster, &["-L", "-2"], FORKS_ALL_THE_TIME, "forking")?;
     for to in ["3", "2", "home"] {
         let moved = cluster.migrate(running.pid, to);
         moved.with_context(|| format!("to {to}\n{}", cluster.diagnostics(running.pid)))?;
@@ -177,10 +174,7 @@ print('PASS' if shared[1] == 42 else 'FAIL')
 #[test]
 fn sharer_of_a_process_that_waits_leaves_home_again() -> Result<()> {
     let cluster = &Cluster::with_nodes("sharingwaits", 3)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "-2", "python3", "-c", SHARES_AND_WAITS]);
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("waiting")?;
+    let mut running = Running::python(cluster, &["-L", "-2"], SHARES_AND_WAITS, "waiting")?;
     let children = cluster.run(1, &["pgrep", "-P", &running.pid.to_string()])?;
     let child: i32 = String::from_utf8_lossy(&children).trim().parse()?;
     for (pid, to) in [(running.pid, "home"), (child, "2"), (child, "home"), (child, "3"), (running.pid, "2")]

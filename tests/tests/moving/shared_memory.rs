@@ -77,10 +77,7 @@ print('PASS' if first_byte(0) == 0 else 'FAIL')
 #[test]
 fn content_of_unmapped_files_is_freed() -> Result<()> {
     let cluster = Cluster::with_nodes("unmappedfiles", 2)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2", "python3", "-c", MAPS_FILES]);
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("unmapped")?;
+    let mut running = Running::python(&cluster, &["-2"], MAPS_FILES, "unmapped")?;
     let held = || -> Result<usize> {
         let shims = pids(&cluster, 2, "tern-shim")?;
         let descriptors: Vec<String> = shims.iter().map(|pid| format!("/proc/{pid}/fd")).collect();

@@ -156,10 +156,7 @@ print('PASS' if seen == 42 and not found else f'FAIL: {seen} {found}')
 #[test]
 fn server_that_must_come_home_leaves_its_client_behind() -> Result<()> {
     let cluster = Cluster::with_nodes("server-home", 2)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2", "/usr/bin/python3", "-c", SHARING_SERVER]);
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("serving")?;
+    let mut running = Running::python(&cluster, &["-2"], SHARING_SERVER, "serving")?;
     let pid = running.pid;
     let is_away = || cluster.location(pid).is_ok_and(|found| found.is_some_and(|(node, _)| node == 2));
     wait_until("it is away", STEP_TIMEOUT, is_away)?;

@@ -107,7 +107,8 @@ impl Thread {
             self.resume_or_hold(stopped, process)?;
         }
         child_stop.resume(0)?;
-        let mut guest = Guest::new(child, own_pid, host, process.epoch, process.reserve, State::Running)?;
+        let (epoch, reserve) = (process.epoch, process.reserve);
+        let mut guest = Guest::new(Process::new(child, own_pid, host, epoch, reserve, State::Running)?);
         guest.process.listener = process.listener.clone();
         guest.process.mapped_files = process.mapped_files.clone();
         guest.process.foreign_vdso = process.foreign_vdso.clone();

@@ -89,7 +89,7 @@ impl Process {
     ///
     /// # Errors
     /// If it is gone.
-    pub(super) fn new(
+    pub(crate) fn new(
         pid: HomePid,
         own_pid: i32,
         host: i32,

@@ -5,7 +5,7 @@ use crate::arrive::build::guest_filter;
 use crate::arrive::threads::{CloneTarget, Threads};
 use crate::process::Guest;
 use crate::process::outbox::Outbox;
-use crate::process::shared::State;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
 use crate::sandbox::Sandbox;
 use crate::sandbox::empty::empty;
@@ -66,7 +66,8 @@ impl TestGuest {
         let sandbox = Sandbox::create(1000, 1000, [0, 0]).unwrap();
         let child = sandbox.fork(numbers[0]).unwrap();
         let (host, reserve) = (child.pid(), Reserve { start: Reserve::HINT });
-        let mut guest = Guest::new(FIRST, numbers[0], host, Epoch(1), reserve, State::Running).unwrap();
+        let process = Process::new(FIRST, numbers[0], host, Epoch(1), reserve, State::Running).unwrap();
+        let mut guest = Guest::new(process);
         let memory = Memory::open(host).unwrap();
         let mut injection = Injection::begin(child, own_site()).unwrap();
         let layout = kernel_layout(host);

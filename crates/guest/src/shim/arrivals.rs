@@ -4,7 +4,7 @@ use super::Shim;
 use crate::arrive::build::{self, Arriving};
 use crate::error::{GuestError, GuestResult};
 use crate::process::Guest;
-use crate::process::shared::State;
+use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
 use crate::sandbox::Sandbox;
 use crate::vdso::foreign::ForeignVdso;
@@ -54,7 +54,7 @@ impl Shim {
         let host = child.pid();
         let arriving = Box::new(Arriving::begin(offer.clone(), foreign_vdso, child)?);
         let Offer { pid, own_pid, epoch, reserve, .. } = *offer;
-        Ok(Guest::new(pid, own_pid, host, epoch, reserve, State::Arriving(arriving))?)
+        Ok(Guest::new(Process::new(pid, own_pid, host, epoch, reserve, State::Arriving(arriving))?))
     }
 
     pub(super) fn decline_arrival(&mut self, pid: HomePid, why: &str) {

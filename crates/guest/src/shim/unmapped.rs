@@ -27,9 +27,11 @@ impl Shim {
         if !self.are_mappings_settled() {
             return;
         }
-        let content = self.cache.kept_content();
-        if !content.is_empty() {
-            self.workers.find_unmapped_content(content, self.members.host_pids());
+        if self.workers.is_content_check_due() {
+            let content = self.cache.kept_content();
+            if !content.is_empty() {
+                self.workers.find_unmapped_content(content, self.members.host_pids());
+            }
         }
         let files = self.members.iter().flat_map(|guest| guest.process.mapped_files.values());
         let anonymous = files.filter(|file| file.is_object && file.path == ANONYMOUS_NAME);
@@ -56,7 +58,7 @@ impl Shim {
     /// may map what its parent has unmapped.
     pub(super) fn forget_unmapped_content(&mut self, content: &KeptContent, guests: &[i32]) {
         if self.are_mappings_settled() && self.members.host_pids() == guests {
-            self.cache.forget_unmapped(content);
+            self.workers.close(self.cache.forget_unmapped(content));
         }
     }
 

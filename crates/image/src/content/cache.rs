@@ -200,6 +200,7 @@ impl ContentCache {
         self.requests += 1;
         let is_in_memory = incoming.paths.is_none();
         let content = File::from(incoming.commit()?);
+        self.in_memory.remove(&file.hash);
         if is_in_memory {
             let meta = content.metadata()?;
             self.in_memory.insert(file.hash, (meta.dev(), meta.ino()));
@@ -215,16 +216,19 @@ impl ContentCache {
         KeptContent { requests: self.requests, files }
     }
 
-    /// Gives back the memory of files that no guest maps, unless a file has been requested since
-    /// `unmapped` was taken: it may be one of these. A file that is mapped again is sent again.
-    pub fn forget_unmapped(&mut self, unmapped: &KeptContent) {
+    /// Forgets files that no guest maps, unless a file has been requested since `unmapped` was taken:
+    /// it may be one of these. Returns what it forgets: the memory is free when that is closed. A file
+    /// that is mapped again is sent again.
+    #[must_use]
+    pub fn forget_unmapped(&mut self, unmapped: &KeptContent) -> Vec<OwnedFd> {
         if unmapped.requests != self.requests {
-            return;
+            return Vec::new();
         }
-        for (hash, _) in &unmapped.files {
-            self.in_memory.remove(hash);
-            self.open.remove(hash);
-        }
+        let forgotten = unmapped.files.iter().filter_map(|(hash, _)| {
+            self.in_memory.remove(hash)?;
+            self.open.remove(hash)
+        });
+        forgotten.collect()
     }
 }
 
@@ -381,10 +385,10 @@ mod tests {
         assert!(mapped.is_empty());
         let unmapped = cache.kept_content();
         assert!(cache.has(&file));
-        cache.forget_unmapped(&unmapped);
+        assert!(cache.forget_unmapped(&unmapped).is_empty());
         assert!(cache.has(&file), "it has been requested meanwhile");
         let unmapped = cache.kept_content();
-        cache.forget_unmapped(&unmapped);
+        assert_eq!(cache.forget_unmapped(&unmapped).len(), 1);
         assert!(cache.get(&file).is_none() && cache.kept_content().is_empty());
     }
 

@@ -121,7 +121,7 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
         return Ok(Some(deferred));
     }
     if block && pid > 0 {
-        return wait_for_one(pid, None);
+        return wait_for_one(pid, || false);
     }
     let mut status = 0;
     let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
@@ -191,8 +191,8 @@ fn take_deferred(pid: i32) -> Option<(i32, WaitEvent)> {
 
 /// Waits for one tracee by polling. A blocking waitpid would not report a first thread that exited
 /// before the others until all of these are reaped, which this thread would have to do. Returns
-/// `None` if, after `until`, the tracee is in an uninterruptible sleep.
-fn wait_for_one(pid: i32, until: Option<Instant>) -> Result<Option<(i32, WaitEvent)>> {
+/// `None` once `gives_up` does, which is asked every 16 polls.
+fn wait_for_one(pid: i32, gives_up: impl Fn() -> bool) -> Result<Option<(i32, WaitEvent)>> {
     /// Number of polls before it sleeps between them: most stops arrive soon.
     const MAX_YIELDS: u32 = 200;
     for turn in 0u32.. {
@@ -207,8 +207,7 @@ fn wait_for_one(pid: i32, until: Option<Instant>) -> Result<Option<(i32, WaitEve
             // It may have reported something just before it exited.
             return wait(pid, false)?.ok_or(Error::Gone { pid }).map(Some);
         }
-        let over = turn % 16 == 0 && until.is_some_and(|until| Instant::now() > until);
-        if over && procfs::status(pid).is_ok_and(|is| is.state == b'D') {
+        if turn % 16 == 0 && gives_up() {
             return Ok(None);
         }
         pause(Duration::from_micros(50));
@@ -254,14 +253,8 @@ pub fn wait_stop(pid: i32) -> Result<Stopped> {
 /// # Errors
 /// `Gone` if it exits instead.
 pub fn wait_stop_unless_blocked(pid: i32, until: Instant) -> Result<Option<Stopped>> {
-    if let Some((_, WaitEvent::Stopped(deferred))) = take_deferred(pid) {
-        return Ok(Some(deferred));
-    }
-    match wait_for_one(pid, Some(until))? {
-        Some((_, WaitEvent::Stopped(stopped))) => Ok(Some(stopped)),
-        Some(_) => Err(Error::Gone { pid }),
-        None => Ok(None),
-    }
+    let is_blocked = || procfs::status(pid).is_ok_and(|is| is.state == b'D');
+    wait_stop_or(pid, || Instant::now() > until && is_blocked())
 }
 
 /// Like [`wait_stop`], but returns `None` if the tracee has not stopped at this time.
@@ -269,13 +262,14 @@ pub fn wait_stop_unless_blocked(pid: i32, until: Instant) -> Result<Option<Stopp
 /// # Errors
 /// `Gone` if it exits instead.
 pub(crate) fn wait_stop_until(pid: i32, until: Instant) -> Result<Option<Stopped>> {
-    loop {
-        match wait(pid, false)? {
-            Some((_, WaitEvent::Stopped(stopped))) => return Ok(Some(stopped)),
-            Some(_) => return Err(Error::Gone { pid }),
-            None if Instant::now() > until => return Ok(None),
-            None => pause(Duration::from_micros(50)),
-        }
+    wait_stop_or(pid, || Instant::now() > until)
+}
+
+fn wait_stop_or(pid: i32, gives_up: impl Fn() -> bool) -> Result<Option<Stopped>> {
+    match wait_for_one(pid, gives_up)? {
+        Some((_, WaitEvent::Stopped(stopped))) => Ok(Some(stopped)),
+        Some(_) => Err(Error::Gone { pid }),
+        None => Ok(None),
     }
 }
 

@@ -7,13 +7,14 @@
 use crate::memory::Memory;
 use crate::registers::Registers;
 use crate::stop::{self, MAX_BREAKPOINTS, Stop, Stopped};
-use crate::{Result, inject::SYSCALL};
+use crate::{Result, inject::SYSCALL, procfs};
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, LittleEndian, RegisterRule, UnwindContext, UnwindSection, X86_64,
 };
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection};
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Maximum number of stops on the way out. With breakpoints there are one or two: a function returns
@@ -31,6 +32,30 @@ pub fn is_inside(vdso: &Range<u64>, registers: &Registers) -> bool {
     vdso.contains(&registers.rip) && registers.call().is_none()
 }
 
+/// Whether the next instruction of a thread with these registers is `syscall`. In front of it a
+/// function of the vDSO no longer reads the clock pages.
+#[must_use]
+pub fn is_at_syscall(memory: &Memory, registers: &Registers) -> bool {
+    let mut next = [0; SYSCALL.len()];
+    memory.read(registers.rip, &mut next).is_ok() && next == SYSCALL
+}
+
+/// The ELF image of this process's vDSO, which all processes of the kernel have. A tracee may have
+/// changed its own. Empty if this process has none.
+fn own_code() -> &'static [u8] {
+    static CODE: OnceLock<Vec<u8>> = OnceLock::new();
+    CODE.get_or_init(|| {
+        let own = std::process::id() as i32;
+        let maps = procfs::maps(own).unwrap_or_default();
+        let Some(vdso) = maps.iter().find(|m| m.name == b"[vdso]") else { return Vec::new() };
+        let mut code = vec![0; (vdso.end - vdso.start) as usize];
+        match Memory::open(own).and_then(|memory| memory.read(vdso.start, &mut code)) {
+            Ok(()) => code,
+            Err(_) => Vec::new(),
+        }
+    })
+}
+
 /// Runs a stopped thread until it is outside the vDSO, or at a `syscall` instruction there. Signals
 /// are blocked meanwhile. A signal that the thread was about to be delivered is dropped, and the
 /// caller must raise it again.
@@ -44,25 +69,21 @@ pub fn run_out(mut stopped: Stopped, memory: &Memory, vdso: &Range<u64>) -> Resu
     if !is_inside(vdso, &stopped.registers()?) {
         return Ok(stopped);
     }
-    let mut code = vec![0; (vdso.end - vdso.start) as usize];
-    memory.read(vdso.start, &mut code)?;
     let mask = stopped.sigmask()?;
     stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
     let mut has_breakpoints = true;
     for _ in 0..MAX_STOPS {
         let registers = stopped.registers()?;
-        let at = registers.rip.wrapping_sub(vdso.start) as usize;
-        if !is_inside(vdso, &registers) || code.get(at..).is_some_and(|next| next.starts_with(&SYSCALL)) {
+        if !is_inside(vdso, &registers) || is_at_syscall(memory, &registers) {
             break;
         }
-        let exits = exits(&code, vdso.start, &registers, memory).filter(|_| has_breakpoints);
-        has_breakpoints = match &exits {
-            Some(exits) => match stopped.set_breakpoints(exits) {
-                Err(error) if error.is_gone() => return Err(error),
-                set => set.is_ok(),
-            },
-            None => false,
-        };
+        if has_breakpoints {
+            has_breakpoints =
+                match exits(vdso, &registers, memory).map(|exits| stopped.set_breakpoints(&exits)) {
+                    Some(Err(error)) if error.is_gone() => return Err(error),
+                    set => set.is_some_and(|set| set.is_ok()),
+                };
+        }
         stopped = run_to_trap(stopped, has_breakpoints)?;
         if has_breakpoints {
             stopped.set_breakpoints(&[])?;
@@ -98,8 +119,8 @@ fn run_to_trap(mut stopped: Stopped, has_breakpoints: bool) -> Result<Stopped> {
 /// The addresses at which a thread with these registers leaves the function that it executes: the
 /// one to which the function returns, and its `syscall` instructions. None if the vDSO does not
 /// describe the function's stack frame, or if these are too many for the debug registers.
-fn exits(code: &[u8], start: u64, registers: &Registers, memory: &Memory) -> Option<Vec<u64>> {
-    let at = registers.rip - start;
+fn exits(vdso: &Range<u64>, registers: &Registers, memory: &Memory) -> Option<Vec<u64>> {
+    let (code, at) = (own_code(), registers.rip - vdso.start);
     let image = ElfFile64::<Endianness>::parse(code).ok()?;
     let section = image.section_by_name(".eh_frame")?;
     let bases = BaseAddresses::default().set_eh_frame(section.address());
@@ -121,14 +142,14 @@ fn exits(code: &[u8], start: u64, registers: &Registers, memory: &Memory) -> Opt
     let body = code.get(range.start as usize..range.end as usize)?;
     let calls = body.windows(SYSCALL.len()).enumerate().filter(|(_, bytes)| *bytes == SYSCALL);
     let mut exits = vec![caller];
-    exits.extend(calls.map(|(at, _)| start + range.start + at as u64));
+    exits.extend(calls.map(|(at, _)| vdso.start + range.start + at as u64));
     (exits.len() <= MAX_BREAKPOINTS).then_some(exits)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{procfs, seize};
+    use crate::seize;
 
     struct Child(i32);
 
@@ -164,26 +185,23 @@ mod tests {
         stop::wait_stop(child.0).unwrap()
     }
 
-    fn vdso_of(child: &Child) -> (Range<u64>, Vec<u8>, Memory) {
+    fn vdso_of(child: &Child) -> (Range<u64>, Memory) {
         let maps = procfs::maps(child.0).unwrap();
         let vdso = maps.iter().find(|m| m.name == b"[vdso]").unwrap();
-        let (range, memory) = (vdso.start..vdso.end, Memory::open(child.0).unwrap());
-        let mut code = vec![0; (range.end - range.start) as usize];
-        memory.read(range.start, &mut code).unwrap();
-        (range, code, memory)
+        (vdso.start..vdso.end, Memory::open(child.0).unwrap())
     }
 
     #[test]
     fn return_address_is_found_at_each_instruction() {
         let child = clock_reader();
         seize(child.0, stop::EXIT_KILL).unwrap();
-        let (vdso, code, memory) = vdso_of(&child);
+        let (vdso, memory) = vdso_of(&child);
         let mut stopped = stop_reader(&child);
         let (mut expected, mut returns) = (None, 0);
         for _ in 0..20_000 {
             let registers = stopped.registers().unwrap();
             if is_inside(&vdso, &registers) {
-                let exits = exits(&code, vdso.start, &registers, &memory).expect("a stack frame");
+                let exits = exits(&vdso, &registers, &memory).expect("a stack frame");
                 assert!(exits[1..].iter().all(|at| vdso.contains(at)));
                 expected = Some(exits[0]);
             } else if let Some(expected) = expected.take() {
@@ -205,7 +223,7 @@ mod tests {
     fn thread_runs_out_at_one_stop() {
         let child = clock_reader();
         seize(child.0, stop::EXIT_KILL).unwrap();
-        let (vdso, code, memory) = vdso_of(&child);
+        let (vdso, memory) = vdso_of(&child);
         let mut found_inside = 0;
         for turn in 0..20_000 {
             stop::pause(Duration::from_micros(turn % 100));
@@ -216,7 +234,7 @@ mod tests {
                 continue;
             }
             found_inside += 1;
-            let exits = exits(&code, vdso.start, &registers, &memory).unwrap();
+            let exits = exits(&vdso, &registers, &memory).unwrap();
             let mask = stopped.sigmask().unwrap();
             let stopped = run_out(stopped, &memory, &vdso).unwrap();
             let now = stopped.registers().unwrap();
