@@ -23,6 +23,7 @@ use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_migrate::fault;
 use tern_migrate::message::Message;
 use tern_tracee::stop::Stopped;
+use tern_tracee::threads;
 use tern_wire::{Ephemeral, Link};
 
 /// How long a guest that reports itself busy is asked again to depart, and how long a move that
@@ -115,7 +116,7 @@ impl Shim {
             let _loop_is_gone = events.send(work());
             waker.wake();
         };
-        std::thread::Builder::new().name("helper".into()).stack_size(HELPER_STACK_SIZE).spawn(run).is_ok()
+        threads::spawn("helper", HELPER_STACK_SIZE, run).is_ok()
     }
 
     /// The process that a thread belongs to.

@@ -12,7 +12,7 @@
 //! * [`listener`]: trapped system calls (seccomp user notification)
 //! * [`siginfo`]: siginfo_t, and how the kernel queues signals
 //! * [`pidfd`]: processes and their descriptors by pidfd
-//! * [`heap`]: the allocator of Tern's own process
+//! * [`heap`], [`threads`]: the allocator and the threads of Tern's own process
 
 pub mod error;
 pub mod heap;
@@ -23,6 +23,7 @@ pub mod procfs;
 pub mod ptrace;
 pub mod resource;
 pub mod siginfo;
+pub mod threads;
 
 pub use error::{Error, Result};
 pub use memory::{Memory, pagemap, shared_memory, write_tracker};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
+use tern_tracee::threads;
 
 /// How long an operation may take. Cached data is available at once.
 const TIMEOUT: Duration = Duration::from_millis(50);
@@ -41,7 +42,7 @@ impl TimedWorker {
             let (thread, queue) = channel::<Operation>();
             // Until the sender is dropped.
             let work = move || queue.into_iter().for_each(|operation| operation());
-            let started = std::thread::Builder::new().name("timed".into()).stack_size(64 << 10).spawn(work);
+            let started = threads::spawn("timed", 64 << 10, work);
             self.thread = started.is_ok().then_some(thread);
         }
         let (reply, replies) = channel();

@@ -15,7 +15,7 @@ use tern_migrate::Partial;
 use tern_syscall::{MailboxLayout, Outcome};
 use tern_tracee::inject::Injection;
 use tern_tracee::shared_memory::{self, SharedMapping};
-use tern_tracee::{Error, Result};
+use tern_tracee::{Error, Result, threads};
 
 /// The name of the mailbox's memfd, as shown in lists of open files and mappings.
 const MEMFD_NAME: &[u8] = b"tern-mailbox\0";
@@ -283,7 +283,7 @@ impl Mailbox {
                 waker.wake();
             }
         };
-        std::thread::Builder::new().name("call".into()).stack_size(WAITER_STACK_SIZE).spawn(wait)?;
+        threads::spawn("call", WAITER_STACK_SIZE, wait)?;
         Ok(waiter)
     }
 
@@ -324,7 +324,8 @@ impl Mailbox {
         layout.collect(ret, memory.bytes(offset))
     }
 
-    fn result(&mut self) -> i64 {
+    /// The result of a call that has finished.
+    pub(crate) fn result(&mut self) -> i64 {
         let bytes = &self.data.small.bytes(0)[RESULT_OFFSET..RESULT_OFFSET + 8];
         i64::from_le_bytes(bytes.try_into().unwrap_or_default())
     }

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
-use tern_tracee::procfs;
+use tern_tracee::{procfs, threads};
 
 /// How long an open is blocked at most. The kernel waits as long for the holder of a lease
 /// (lease-break-time, fcntl(2)).
@@ -78,7 +78,7 @@ impl OpenBlocker {
         let fanotify = Fanotify::init(init, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)?;
         let thread_state = Arc::new(BlockerThread { fanotify, waiting: Mutex::default() });
         let thread = Arc::clone(&thread_state);
-        std::thread::Builder::new().name("open-blocker".into()).spawn(move || thread.run(&waker))?;
+        threads::spawn("open-blocker", 256 << 10, move || thread.run(&waker))?;
         Ok(Self { thread_state, watched: HashMap::new(), opening: Vec::new() })
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use tern_tracee::procfs;
+use tern_tracee::{procfs, threads};
 
 /// After this time a scan ends without a result. A million descriptors take some two seconds.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(4);
@@ -92,7 +92,7 @@ impl OpenerScanner {
             let _not_wanted_any_more = answer.send(found);
             waker.wake();
         };
-        let started = std::thread::Builder::new().name("scan".into()).stack_size(256 << 10).spawn(run);
+        let started = threads::spawn("scan", 256 << 10, run);
         if started.is_err() {
             self.is_busy.store(false, Ordering::Release);
             return None;

@@ -2,6 +2,7 @@
 
 use crate::sandbox::Sandbox;
 use crate::time::clocks::HomeClocks;
+use tern_tracee::stop;
 
 /// The sandbox, and the values that it is created with.
 #[derive(Debug)]
@@ -40,9 +41,10 @@ impl FamilySandbox {
     pub(super) fn get_or_create(&mut self, cpus: Option<f64>) -> anyhow::Result<&Sandbox> {
         if self.sandbox.is_none() {
             let Some(offsets) = self.clocks.offsets() else { anyhow::bail!("home has not sent its clocks") };
-            let sandbox = Sandbox::create(self.user.0, self.user.1, offsets)?;
+            // No guest is here that could be delayed.
+            let sandbox = stop::counting(|| Sandbox::create(self.user.0, self.user.1, offsets))?;
             // The helper has no child yet, so all guests inherit its control group.
-            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper(), cpus) {
+            if let Err(error) = stop::counting(|| tern_cgroup::guests::enter(sandbox.helper(), cpus)) {
                 tracing::warn!(%error, "these guests have no control group of their own; see tern doctor");
             }
             self.sandbox = Some(sandbox);

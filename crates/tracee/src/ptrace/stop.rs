@@ -145,7 +145,7 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
 }
 
 thread_local! {
-    /// How long the thread has slept in [`pause`] and in [`wait`].
+    /// How long the thread has slept in [`counting`].
     static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// Stops that were reported while the thread waited for another process.
     static DEFERRED: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
@@ -156,14 +156,15 @@ pub fn pause(time: Duration) {
     counting(|| std::thread::sleep(time));
 }
 
-/// How long this thread has slept, in all, until tracees stopped or ended a call. How soon they do
-/// depends on the CPU time that they get.
+/// How long this thread has slept, in all, until tracees stopped or ended a call, and until the
+/// kernel created processes and threads. How soon tracees stop depends on the CPU time that they get.
 #[must_use]
 pub fn time_slept() -> Duration {
     SLEPT.get()
 }
 
-fn counting<T>(sleep: impl FnOnce() -> T) -> T {
+/// Counts the time that `sleep` takes as slept.
+pub fn counting<T>(sleep: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = sleep();
     SLEPT.set(SLEPT.get() + begun.elapsed());

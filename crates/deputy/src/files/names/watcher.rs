@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use tern_tracee::threads;
 
 /// Upper bound on events read at once.
 const MAX_EVENTS_PER_READ: usize = 4096;
@@ -122,7 +123,7 @@ impl Watcher {
                 }
             }
         };
-        std::thread::Builder::new().name("names".into()).stack_size(256 << 10).spawn(work)?;
+        threads::spawn("names", 256 << 10, work)?;
         let watcher = Self { events, mounts, request, scanned };
         // The first poll reports the existing mounts: consume that.
         watcher.poll_changes();
