@@ -36,6 +36,8 @@ impl Shim {
             if let Some(process) = self.processes.get_mut(&pid) {
                 process.state = State::Away;
             }
+            // It moves by way of home, with its child.
+            self.requeue_task(pid);
             return self.abort_task(pid, "busy: it shares memory with a child by now; try again");
         }
         let Some(peer) = self.peers.get(next) else { return };
