@@ -1,7 +1,7 @@
 /* Proves: the calls of one process take no longer because of what a relative of it does. With the argument
  * "transfers" the parent meanwhile reads a file again and again: its standard input, or the one that it is given. With
  * "opens" and names of files it opens them, prints a line, waits for a line, reads once from each, and prints another
- * line. With "syncs" and the name of a file a second thread writes to it and synchronises it, and prints a line before
+ * line. With "maps" it maps them instead of reading. With "syncs" and the name of a file a second thread writes to it and synchronises it, and prints a line before
  * and after that. If there is a line on standard input meanwhile, the first thread makes a call that is made at home
  * only, and prints a line after that. With "kills" the parent sends signals to a second child, the target, until it
  * can read a line. The child prints its slowest call to standard error if that took longer than
@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 static void child(void)
@@ -44,6 +45,19 @@ static void opens(int count, char **names)
 		if (read(files[i], &byte, 1) < 0)
 			continue;
 	puts("read"), fflush(stdout);
+}
+
+static void maps(int count, char **names)
+{
+	char line[16];
+	int files[16];
+	for (int i = 0; i < count; i++)
+		CHECK((files[i] = open(names[i], O_RDONLY)) >= 0);
+	say("opened\n");
+	CHECK(read(0, line, sizeof line) > 0);
+	for (int i = 0; i < count; i++)
+		CHECK(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, files[i], 0) != MAP_FAILED);
+	say("mapped\n");
 }
 
 static void *synchronise(void *name)
@@ -96,6 +110,8 @@ int main(int argc, char **argv)
 		child();
 	if (argc > 1 && strcmp(argv[1], "opens") == 0)
 		opens(argc - 2, argv + 2);
+	if (argc > 1 && strcmp(argv[1], "maps") == 0)
+		maps(argc - 2, argv + 2);
 	if (argc > 2 && strcmp(argv[1], "syncs") == 0)
 		syncs(argv[2]);
 	if (argc > 1 && strcmp(argv[1], "kills") == 0)

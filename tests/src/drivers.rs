@@ -4,3 +4,4 @@ pub mod disk_comparison;
 pub mod file_guest;
 pub mod hostile_guest;
 pub mod line_client;
+pub mod siblings;

@@ -88,7 +88,7 @@ impl Shim {
             departures: Departures::default(),
             members: Members::new(),
             sandbox: FamilySandbox::new((uid, gid)),
-            cache: ContentCache::new(&start.cache_dir).with_opener(local_node.file_opener(home)),
+            cache: ContentCache::new(&start.cache_dir),
             machine,
             local_node,
             is_trap_pending: true,

@@ -3,7 +3,7 @@
 
 pub(crate) mod daemon;
 
-use crate::files::local::{LocalFile, OpenRequest};
+use crate::files::local::{LocalFile, LocalNode, OpenRequest};
 use daemon::request_daemon;
 use std::fs::File;
 use std::io;
@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
-use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
-use tern_image::content::KeptContent;
+use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, NodeId, ShimId};
+use tern_image::FileRef;
+use tern_image::content::{KeptContent, OpenedFile};
 use tern_image::object::{ObjectId, seal_unmapped};
-use tern_tracee::procfs;
+use tern_tracee::{procfs, threads};
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a TLS handshake may take.
@@ -40,12 +41,30 @@ pub(crate) enum WorkerEvent {
     /// The outcome of opening a file for a guest by this node's file server, with the number of the
     /// opening.
     Opened(HomePid, u64, io::Result<LocalFile>),
+    /// Those mapped files that could be opened where they are.
+    MappedFilesOpened(MappingUser, Vec<OpenedFile>),
     /// No process maps these pieces of shared memory.
     Unmapped(Vec<ObjectId>),
     /// None of these guests (their host pids) maps this content.
     UnmappedContent(KeptContent, Vec<i32>),
     /// Home's daemon reports that home no longer waits for guests of these epochs.
     NotAwaited(Vec<(HomePid, Epoch)>),
+}
+
+/// The one that waits for mapped files to be opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MappingUser {
+    /// An arriving guest.
+    Arrival {
+        pid: HomePid,
+        epoch: Epoch,
+        /// The number of its layout: it may have got another one meanwhile.
+        layout: u64,
+        /// Whether another node than home sends it.
+        has_source: bool,
+    },
+    /// A thread's mmap of a file with this hash.
+    Call(HomePid, ContentHash),
 }
 
 /// The worker threads of one shim.
@@ -59,6 +78,7 @@ pub(crate) struct Workers {
     handshakes: Arc<AtomicUsize>,
     questions: Arc<AtomicUsize>,
     openings: Arc<AtomicUsize>,
+    mapped_openings: Arc<AtomicUsize>,
     memory_checks: Arc<AtomicUsize>,
     content_checks: Arc<AtomicUsize>,
     content_checked_at: Instant,
@@ -72,7 +92,8 @@ impl Workers {
     pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (handshakes, questions, openings, memory_checks, content_checks) = Default::default();
+        let (handshakes, questions, openings, mapped_openings, memory_checks, content_checks) =
+            Default::default();
         Ok(Self {
             key: Arc::new(key),
             accept,
@@ -82,6 +103,7 @@ impl Workers {
             handshakes,
             questions,
             openings,
+            mapped_openings,
             memory_checks,
             content_checks,
             content_checked_at: Instant::now(),
@@ -137,8 +159,7 @@ impl Workers {
         };
         if !self.spawn(None, connect) {
             let none = Err("no thread could be started here; try again".into());
-            let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Connected(pid, epoch, none));
-            let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+            self.report(WorkerEvent::Connected(pid, epoch, none));
         }
     }
 
@@ -147,9 +168,23 @@ impl Workers {
     pub(crate) fn open_file(&self, pid: HomePid, number: u64, request: OpenRequest) {
         let open = move || Some(WorkerEvent::Opened(pid, number, request.open()));
         if !self.spawn(Some(&self.openings), open) {
-            let none = Err(io::ErrorKind::WouldBlock.into());
-            let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Opened(pid, number, none));
-            let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+            self.report(WorkerEvent::Opened(pid, number, Err(io::ErrorKind::WouldBlock.into())));
+        }
+    }
+
+    /// Opens mapped files where they are. If there are too many such requests none is opened.
+    pub(crate) fn open_mapped_files(
+        &self,
+        user: MappingUser,
+        (local_node, home): (LocalNode, NodeId),
+        files: Vec<FileRef>,
+    ) {
+        let open = move || {
+            let opened = local_node.open_mapped_files(home, &files);
+            Some(WorkerEvent::MappedFilesOpened(user, opened))
+        };
+        if !self.spawn(Some(&self.mapped_openings), open) {
+            self.report(WorkerEvent::MappedFilesOpened(user, Vec::new()));
         }
     }
 
@@ -213,6 +248,12 @@ impl Workers {
         });
     }
 
+    /// Delivers an event without a worker.
+    fn report(&self, event: WorkerEvent) {
+        let _we_hold_the_other_end = self.events.0.send(event);
+        let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+
     /// Runs `work` in a thread, unless [`MAX_WORKERS`] of its kind are running.
     fn spawn(
         &self,
@@ -224,7 +265,7 @@ impl Workers {
             permit => permit.flatten(),
         };
         let (events, waker) = (self.events.0.clone(), Arc::clone(&self.waker));
-        let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+        let thread = threads::spawn("worker", 256 << 10, move || {
             let event = work();
             drop(permit);
             if let Some(event) = event {

@@ -5,7 +5,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command};
-use tern_image::content::HomeFiles;
+use tern_image::FileRef;
+use tern_image::content::{FilesToIdentify, HomeFiles, Progress};
 use tern_image::layout::FileIdentifier;
 use tern_tracee::procfs::{self, Mapping};
 
@@ -16,6 +17,16 @@ impl Drop for Sleeper {
         let _ended = self.0.kill();
         let _status = self.0.wait();
     }
+}
+
+/// Identifies the file of a mapping, as a worker does.
+fn identify(files: &mut HomeFiles, mapping: &Mapping) -> FileRef {
+    if files.identify(mapping).is_ok_and(|file| file.is_none()) {
+        files.take_unidentified(false).into_iter().for_each(FilesToIdentify::identify);
+        assert_eq!(files.collect_identified(), Progress::Done { while_stopped: false });
+    }
+    assert_eq!(files.collect_identified(), Progress::Idle);
+    files.identify(mapping).ok().flatten().expect("it is known")
 }
 
 fn mapping_of(pid: i32, file: &str) -> Option<Mapping> {
@@ -41,13 +52,13 @@ fn written_file_is_identified_anew_when_its_process_has_stopped() {
     };
     let mut files = HomeFiles::new(pid, &dir);
     // The program itself has not been written for long.
-    let unchanged = files.identify(&mapping_of(pid, "/sleep").unwrap()).unwrap().unwrap();
-    let before = files.identify(&mapping).unwrap().unwrap();
+    let unchanged = identify(&mut files, &mapping_of(pid, "/sleep").unwrap());
+    let before = identify(&mut files, &mapping);
     File::options().append(true).open(&library).unwrap().write_all(b"more").unwrap();
     files.forget_changed();
     assert!(files.by_hash(unchanged.hash).any(|file| file.inode == unchanged.inode));
     assert!(files.by_hash(before.hash).all(|file| file.inode != before.inode), "it was written");
-    assert_ne!(files.identify(&mapping).unwrap().unwrap().hash, before.hash);
+    assert_ne!(identify(&mut files, &mapping).hash, before.hash);
     drop(child);
     fs::remove_dir_all(dir).unwrap();
 }

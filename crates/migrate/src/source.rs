@@ -4,277 +4,23 @@
 //! the shim serves the family's other processes, and this process's own calls during pre-copy,
 //! meanwhile.
 
+mod memory;
+
+pub use memory::MemorySender;
+
 use crate::journey::Phase;
 use crate::message::{Message, ProcessSync, send};
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use memory::{MAX_ROUNDS, PumpStatus};
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 use tern_ids::HomePid;
-use tern_image::object::{self, Extent, ObjectId, SharedObjects};
-use tern_image::pages::{self, NewPart, PageFinder};
-use tern_image::{FileRef, Layout, ProcessImage, content};
-use tern_tracee::pagemap::{Run, push_run};
-use tern_tracee::procfs::{self, Mapping};
-use tern_tracee::{Memory, Result};
+use tern_image::object::{ObjectId, SharedObjects};
+use tern_image::{FileRef, Layout, ProcessImage};
+use tern_tracee::Result;
+use tern_tracee::procfs::Mapping;
 use tern_wire::Link;
-
-/// Bytes of pages or file content in one message.
-const PIECE_BYTES: u64 = 256 << 10;
-/// Nothing more is queued while the link holds this many unsent bytes.
-const MAX_QUEUED_BYTES: usize = 512 << 10;
-/// If the last round found at most this many bytes, the process is frozen.
-const FREEZE_BYTES: u64 = 2 << 20;
-/// The process is frozen after this many rounds, however much is left.
-const MAX_ROUNDS: u32 = 5;
-/// A round that found more than this percentage of the one before it ends pre-copy: the process
-/// writes as fast as the link sends, so that pages sent now would have to be sent again.
-const STAGNATION_PERCENT: u64 = 75;
-
-#[derive(Debug)]
-enum Item {
-    File { file: u32, offset: u64, size: (u64, bool) },
-    Object { file: u32, object: Arc<File>, offset: u64, size: u64 },
-    Discard(Vec<Run>),
-    NewPart(NewPart),
-    Pages { runs: Vec<Run>, send_zeroes: bool },
-}
-
-/// Sends the memory and mapped files of one process.
-#[derive(Debug)]
-pub struct MemorySender {
-    pid: HomePid,
-    memory: Memory,
-    finder: PageFinder,
-    queue: VecDeque<Item>,
-    /// The file whose content is being sent. Files are opened one by one, since a process may map
-    /// more files than a shim may have open.
-    open_file: Option<File>,
-    /// Buffer for one piece.
-    content: Vec<u8>,
-    /// Bytes queued so far.
-    pub bytes: u64,
-    /// Bytes found by the last scan, and by the one before it.
-    rounds: [u64; 2],
-}
-
-/// Opens a file of the layout, given its index.
-type OpenFile<'a> = dyn FnMut(u32) -> std::io::Result<File> + 'a;
-
-/// Result of [`MemorySender::pump`].
-#[derive(Debug)]
-pub(crate) enum PumpStatus {
-    /// The link is full. Pump again when it has room.
-    Wait,
-    /// Everything found so far is queued on the link.
-    Drained,
-    /// A mapped file cannot be opened. It is still queued.
-    Unopened(std::io::Error),
-}
-
-impl MemorySender {
-    /// A sender for the process that `memory` and `finder` read.
-    #[must_use]
-    pub fn new(pid: HomePid, memory: Memory, finder: PageFinder) -> Self {
-        let (queue, open_file, content) = Default::default();
-        Self { pid, memory, finder, queue, open_file, content, bytes: 0, rounds: [u64::MAX; 2] }
-    }
-
-    /// Whether pre-copy is worthwhile: written pages can be tracked, so that scans after the first
-    /// are cheap.
-    #[must_use]
-    pub(crate) fn can_precopy(&self) -> bool {
-        self.finder.can_track()
-    }
-
-    /// Queues a file whose content the receiver needs. `size` is its length, and whether the file
-    /// may be shorter by now.
-    pub(crate) fn queue_file(&mut self, index: u32, size: (u64, bool)) {
-        self.queue.push_back(Item::File { file: index, offset: 0, size });
-    }
-
-    /// Scans for pages to send, and queues them.
-    ///
-    /// # Errors
-    /// If the process is gone, or the link is closed.
-    pub(crate) fn scan(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
-        let found = self.finder.scan(layout)?;
-        self.rounds = [found.send.iter().map(|r| r.1).sum(), self.rounds[0]];
-        self.queue.extend(found.discard.chunks(4096).map(|runs| Item::Discard(runs.to_vec())));
-        let written = pages::cut(&found.send, PIECE_BYTES).into_iter();
-        self.queue.extend(written.map(|runs| Item::Pages { runs, send_zeroes: false }));
-        self.queue.extend(found.new_parts.into_iter().map(Item::NewPart));
-        Ok(())
-    }
-
-    /// Whether the last scan found nearly as much as the one before it.
-    #[must_use]
-    pub(crate) fn is_stagnating(&self) -> bool {
-        let [last, before] = self.rounds;
-        self.finder.scan_count() > 1 && last > before / 100 * STAGNATION_PERCENT
-    }
-
-    /// Whether to freeze the process, after a drained round.
-    #[must_use]
-    pub(crate) fn should_freeze(&self) -> bool {
-        let small = self.rounds[0] <= FREEZE_BYTES;
-        !self.can_precopy() || self.finder.scan_count() >= MAX_ROUNDS || small || self.is_stagnating()
-    }
-
-    /// Sends as much as the link accepts now.
-    ///
-    /// # Errors
-    /// If the process is gone, a file is unreadable, or the link is closed.
-    pub(crate) fn pump(
-        &mut self,
-        link: &mut Link,
-        open: &mut OpenFile<'_>,
-    ) -> std::result::Result<PumpStatus, SendError> {
-        while link.unsent() < MAX_QUEUED_BYTES {
-            let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
-            match item {
-                Item::Pages { mut runs, send_zeroes } => {
-                    // Pages that were unmapped after the scan that found them are reported as
-                    // discarded by the next scan.
-                    let bytes = &mut self.content;
-                    if pages::read(&self.memory, &runs, bytes).is_err() {
-                        self.send_page_by_page(&runs, link)?;
-                        continue;
-                    }
-                    if self.finder.scan_count() == 1 && !send_zeroes {
-                        pages::drop_zero(&mut runs, bytes);
-                    }
-                    self.bytes += bytes.len() as u64;
-                    send(link, self.pid, &Message::Pages(runs), bytes)?;
-                }
-                Item::NewPart(part) => self.scan_parts(part)?,
-                Item::Discard(runs) => send(link, self.pid, &Message::DiscardPages(runs), &[])?,
-                Item::File { file, offset, size } => {
-                    if offset == 0 {
-                        match open(file) {
-                            Ok(opened) => self.open_file = Some(opened),
-                            Err(error) => {
-                                self.queue.push_front(Item::File { file, offset, size });
-                                return Ok(PumpStatus::Unopened(error));
-                            }
-                        }
-                    }
-                    self.send_file(file, offset, size, link)?;
-                }
-                Item::Object { file, object, offset, size } => {
-                    self.send_object(file, object, (offset, size), link)?;
-                }
-            }
-        }
-        Ok(PumpStatus::Wait)
-    }
-
-    /// Scans this new part, and those that follow it in the queue, until there is content for a
-    /// message: an address space may have very many small parts. Queues that content at the front.
-    fn scan_parts(&mut self, first: NewPart) -> Result<()> {
-        let send_zeroes = first.send_zeroes;
-        let (mut found, mut bytes) = (Vec::new(), 0);
-        let mut next = Some(first);
-        while let Some(part) = next.filter(|_| bytes < PIECE_BYTES) {
-            let (content, rest) = self.finder.scan_part(part)?;
-            bytes += content.iter().map(|run| run.1).sum::<u64>();
-            content.into_iter().for_each(|run| push_run(&mut found, run));
-            next = rest.or_else(|| self.take_part(send_zeroes));
-        }
-        self.rounds[0] += bytes;
-        if let Some(part) = next {
-            self.queue.push_front(Item::NewPart(part));
-        }
-        for runs in pages::cut(&found, PIECE_BYTES).into_iter().rev() {
-            self.queue.push_front(Item::Pages { runs, send_zeroes });
-        }
-        Ok(())
-    }
-
-    /// Takes the first item of the queue if it is such a new part.
-    fn take_part(&mut self, send_zeroes: bool) -> Option<NewPart> {
-        match self.queue.front() {
-            Some(Item::NewPart(part)) if part.send_zeroes == send_zeroes => {
-                let part = *part;
-                self.queue.pop_front();
-                Some(part)
-            }
-            _ => None,
-        }
-    }
-
-    /// Queues the content of shared memory. All processes that share it are stopped.
-    fn queue_objects(&mut self, files: &[FileRef], shared: Vec<SharedObject>) {
-        let objects = files.iter().enumerate().filter(|(_, file)| file.is_object);
-        let indices: HashMap<ObjectId, u32> =
-            objects.map(|(at, file)| ((file.device, file.inode), at as u32)).collect();
-        for SharedObject { file, object } in shared {
-            if let Some(&at) = indices.get(&(file.device, file.inode)) {
-                self.queue.push_back(Item::Object { file: at, object, offset: 0, size: file.size });
-            }
-        }
-    }
-
-    fn send_object(
-        &mut self,
-        file: u32,
-        object: Arc<File>,
-        (offset, size): (u64, u64),
-        link: &mut Link,
-    ) -> std::result::Result<(), SendError> {
-        if offset >= size {
-            return Ok(());
-        }
-        let length = match object::extent_at(&object, offset, size).map_err(SendError::File)? {
-            Extent::Hole(length) => {
-                send(link, self.pid, &Message::Hole { file, offset, length }, &[])?;
-                length
-            }
-            Extent::Content(length) => {
-                let length = length.min(PIECE_BYTES);
-                self.content.resize(length as usize, 0);
-                object.read_exact_at(&mut self.content, offset).map_err(SendError::File)?;
-                self.bytes += length;
-                send(link, self.pid, &Message::Object { file, offset }, &self.content)?;
-                length
-            }
-        };
-        self.queue.push_front(Item::Object { file, object, offset: offset + length, size });
-        Ok(())
-    }
-
-    fn send_page_by_page(&mut self, runs: &[Run], link: &mut Link) -> std::result::Result<(), SendError> {
-        let step = tern_tracee::PAGE;
-        for page in runs.iter().flat_map(|&(start, len)| (start..start + len).step_by(step as usize)) {
-            if pages::read(&self.memory, &[(page, step)], &mut self.content).is_ok() {
-                self.bytes += step;
-                send(link, self.pid, &Message::Pages(vec![(page, step)]), &self.content)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn send_file(
-        &mut self,
-        index: u32,
-        offset: u64,
-        size: (u64, bool),
-        link: &mut Link,
-    ) -> std::result::Result<(), SendError> {
-        let Some(file) = &self.open_file else { return Ok(()) };
-        let piece = content::read_piece(file, offset, PIECE_BYTES as usize, size).map_err(SendError::File)?;
-        let next = offset + piece.len() as u64;
-        self.bytes += piece.len() as u64;
-        send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
-        if next < size.0 {
-            self.queue.push_front(Item::File { file: index, offset: next, size });
-        } else {
-            self.open_file = None;
-        }
-        Ok(())
-    }
-}
 
 /// A shared memory object whose content is sent with this process.
 #[derive(Debug)]
@@ -312,11 +58,12 @@ impl SharedObject {
 
 /// Access to a process that is being sent, implemented by each shim for its processes.
 pub trait MigrationSource {
-    /// Its current address space.
+    /// Its current address space. None while its mapped files are being identified, which another
+    /// thread does: the caller comes back later.
     ///
     /// # Errors
     /// If it cannot be moved, with the reason.
-    fn describe(&mut self) -> std::result::Result<Layout, SendError>;
+    fn describe(&mut self) -> std::result::Result<Option<Layout>, SendError>;
 
     /// Numbers of its current threads except the first, as the process sees them.
     fn thread_ids(&self) -> Vec<i32>;
@@ -359,6 +106,7 @@ pub struct ProcessSender {
     /// The address space is to be scanned once all queued files are sent; the receiver cannot build
     /// it before.
     scan_pending: bool,
+    description: Description,
     /// A changed address space, sent to the receiver once everything queued for the current one is
     /// sent.
     next: Option<Layout>,
@@ -369,9 +117,21 @@ pub struct ProcessSender {
     sent: bool,
 }
 
+/// Whether the layout that the receiver has describes the process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Description {
+    /// As far as is known.
+    #[default]
+    Current,
+    /// The process is to be described again. If the layout is another one it is sent.
+    Outdated,
+    /// The same, but it is sent in any case.
+    SendAnyway,
+}
+
 impl ProcessSender {
     /// Starts: sends the address space, to which the receiver answers with
-    /// [`Message::RequestFiles`]. Takes the source only on success.
+    /// [`Message::RequestFiles`]. Takes the source only then; none if it is to be called again.
     ///
     /// # Errors
     /// If the process cannot be moved, or the link is closed. The process runs on.
@@ -381,16 +141,17 @@ impl ProcessSender {
         link: &mut Link,
     ) -> std::result::Result<Option<Self>, SendError> {
         let Some(ready) = source else { return Ok(None) };
-        let maps = procfs::maps(ready.memory.pid())?;
-        let mut layout = process.describe()?;
-        ready.finder.mark_remapped(&mut layout);
-        send_space(link, ready.pid, process, &layout)?;
+        let maps = ready.maps()?;
+        let Some(mut layout) = process.describe()? else { return Ok(None) };
+        ready.mark_remapped(&mut layout);
+        send_space(link, ready.pid(), process, &layout)?;
         let begun = |source| Self {
             source,
             layout,
             maps,
             awaits_file_request: true,
             scan_pending: false,
+            description: Description::Current,
             next: None,
             frozen: None,
             vanished: 0,
@@ -409,6 +170,12 @@ impl ProcessSender {
     #[must_use]
     pub fn awaits_answer(&self) -> bool {
         self.awaits_file_request
+    }
+
+    /// Whether the process is frozen, and has been described since.
+    #[must_use]
+    pub fn is_frozen_and_described(&self) -> bool {
+        self.frozen.is_some() && self.description == Description::Current
     }
 
     /// Handles the receiver's [`Message::RequestFiles`].
@@ -438,9 +205,23 @@ impl ProcessSender {
         Ok(())
     }
 
+    /// Describes the address space again, for which the kernel walks all its pages, and scans it if
+    /// the receiver has it. Returns false if its files are still being identified.
+    fn describe_again(&mut self, process: &mut dyn MigrationSource) -> std::result::Result<bool, SendError> {
+        let Some(layout) = process.describe()? else { return Ok(false) };
+        let always = std::mem::take(&mut self.description) == Description::SendAnyway;
+        // A changed address space is sent later: the queued pages belong to the one that the receiver
+        // has.
+        self.next = Some(layout).filter(|layout| always || !layout.is_same(&self.layout));
+        if self.next.is_none() {
+            self.scan()?;
+        }
+        Ok(true)
+    }
+
     /// Reads the list of mappings, and compares it with the last one.
     fn maps_have_changed(&mut self) -> Result<bool> {
-        let maps = procfs::maps(self.source.memory.pid())?;
+        let maps = self.source.maps()?;
         Ok(std::mem::replace(&mut self.maps, maps) != self.maps)
     }
 
@@ -460,6 +241,7 @@ impl ProcessSender {
             // particular before a changed address space.
             let freeze_at_once = self.frozen.is_none()
                 && self.next.is_none()
+                && self.description == Description::Current
                 && !self.scan_pending
                 && self.source.is_stagnating();
             let files = &self.layout.files;
@@ -474,17 +256,21 @@ impl ProcessSender {
                 // until all files are sent, so it can be cleared.
                 PumpStatus::Unopened(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
-                    self.source.queue.clear();
-                    (self.scan_pending, self.next) = (false, Some(process.describe()?));
+                    self.source.clear_queue();
+                    (self.scan_pending, self.description) = (false, Description::SendAnyway);
                 }
                 PumpStatus::Unopened(error) => return Err(SendError::File(error)),
                 PumpStatus::Drained => {}
             }
             if std::mem::take(&mut self.scan_pending) {
                 self.scan()?;
+            } else if self.description != Description::Current {
+                if !self.describe_again(process)? {
+                    return Ok(false);
+                }
             } else if let Some(mut layout) = self.next.take() {
-                self.source.finder.mark_remapped(&mut layout);
-                send_space(link, self.source.pid, process, &layout)?;
+                self.source.mark_remapped(&mut layout);
+                send_space(link, self.source.pid(), process, &layout)?;
                 (self.layout, self.awaits_file_request) = (layout, true);
             } else if self.frozen.is_some() {
                 let shared = process.take_objects(&self.layout.files).map_err(SendError::File)?;
@@ -498,7 +284,7 @@ impl ProcessSender {
                 sync.frozen_us = frozen.as_micros() as u64;
                 sync.wall = crate::wall::now().saturating_sub(frozen.as_nanos() as u64);
                 sync.sent = self.source.bytes;
-                send(link, self.source.pid, &Message::Image(Box::new(image), sync), &[])?;
+                send(link, self.source.pid(), &Message::Image(Box::new(image), sync), &[])?;
                 self.sent = true;
             } else {
                 if self.source.should_freeze() {
@@ -508,16 +294,15 @@ impl ProcessSender {
                     }
                     self.frozen = Some(Instant::now());
                 }
-                // To describe the address space, the kernel walks all its pages. While the process
-                // runs, an unchanged list of mappings counts as an unchanged layout; flags that the
-                // list does not show are read after the freeze.
-                let is_unchanged = self.frozen.is_none() && !self.maps_have_changed()?;
-                let changed = if is_unchanged { None } else { Some(process.describe()?) };
-                // A changed address space is sent later: the queued pages belong to the one that
-                // the receiver has.
-                self.next = changed.filter(|layout| !layout.is_same(&self.layout));
-                if self.next.is_none() {
+                // While the process runs, an unchanged list of mappings counts as an unchanged
+                // layout; flags that the list does not show are read after the freeze.
+                if self.frozen.is_none() && !self.maps_have_changed()? {
                     self.scan()?;
+                } else {
+                    self.description = Description::Outdated;
+                    if !self.describe_again(process)? {
+                        return Ok(false);
+                    }
                 }
             }
         }
@@ -562,6 +347,8 @@ pub enum SendError {
 mod tests {
     use super::*;
     use tern_ids::ContentHash;
+    use tern_image::pages::PageFinder;
+    use tern_tracee::Memory;
 
     /// The receiver is another node: it may name one file very often.
     #[test]
@@ -585,16 +372,17 @@ mod tests {
             maps: Vec::new(),
             awaits_file_request: true,
             scan_pending: false,
+            description: Description::Current,
             next: None,
             vanished: 0,
             frozen: None,
             sent: false,
         };
         sender.handle_file_request(&vec![1; 1_000_000]).unwrap();
-        assert_eq!(sender.source.queue.len(), 1);
+        assert_eq!(sender.source.queue_len(), 1);
         // A second request is ignored until a new address space is sent.
         sender.handle_file_request(&[0, 1]).unwrap();
-        assert_eq!(sender.source.queue.len(), 1);
+        assert_eq!(sender.source.queue_len(), 1);
         sender.awaits_file_request = true;
         assert!(sender.handle_file_request(&[2]).is_err(), "there is no such file");
     }

@@ -4,11 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::configure;
+use tern_tests::cluster::fault_injection::{configure, wait_until};
 use tern_tests::drivers::file_guest::FileGuest;
+use tern_tests::drivers::siblings::Siblings;
 use tern_tests::moves::random_moves;
-use tern_tests::programs::{Flavour, named};
-use tern_tests::runs::running::{ANNOUNCE, Running};
 
 /// Runs each test with and without the fast path.
 macro_rules! both_ways {
@@ -100,24 +99,31 @@ fn stopped_file_server_delays_no_other_program() -> Result<()> {
     for file in &files {
         there(&cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
     }
-    let until = "/tmp/until-siblings";
-    let mut command = cluster.command(1, "sh");
-    command
-        .args(["-c", ANNOUNCE, "sh", "mosrun", "-2"])
-        .arg(named("siblings", Flavour::Static)?)
-        .arg("opens");
-    command.args(files.map(|file| format!("/mfs/2{file}")));
-    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.3");
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("opened")?;
+    let mut siblings = Siblings::start(&cluster, "opens", &files.map(|file| format!("/mfs/2{file}")))?;
     cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
-    running.send_input("go\n")?;
-    running.await_output("read")?;
+    siblings.running.send_input("go\n")?;
+    siblings.running.await_output("read")?;
     cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
-    cluster.touch(until)?;
-    let outcome = running.finish(Duration::from_secs(60))?;
-    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
-    Ok(())
+    siblings.finish()
+}
+
+/// Home asks the file server when a program maps a file of it. Only that program waits.
+#[test]
+fn stopped_file_server_delays_no_relative_of_one_that_maps() -> Result<()> {
+    let cluster = cluster("stopped-maps", 2, true)?;
+    let files = [0, 1, 2].map(|n| format!("/tmp/near/{n}"));
+    for file in &files {
+        there(&cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
+    }
+    let mut siblings = Siblings::start(&cluster, "maps", &files.map(|file| format!("/mfs/2{file}")))?;
+    cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
+    siblings.running.send_input("go\n")?;
+    let thread = "ps -eLo etimes=,comm= | awk '$2 == \"files\" && $1 >= 1 { waits = 1 } END { exit !waits }'";
+    let is_waiting = || cluster.run(1, &["sh", "-c", thread]).is_ok();
+    wait_until("home has waited for the server for a second", Duration::from_secs(30), is_waiting)?;
+    cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
+    siblings.running.await_output("mapped")?;
+    siblings.finish()
 }
 
 /// A guest maps its node's own file locally, also if it had the file mapped on arrival, and sees

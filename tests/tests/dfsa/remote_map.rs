@@ -6,8 +6,11 @@ use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{self, wait_until};
 use tern_tests::drivers::file_guest::FileGuest;
+use tern_tests::drivers::siblings::Siblings;
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The command line of the process that shows files of home.
+const TREE: &str = "tern-mfs .*homes";
 /// The middle of the file.
 const MIDDLE: u64 = 32 << 20;
 
@@ -160,5 +163,30 @@ fn file_that_the_guest_may_not_open_is_sent() -> Result<()> {
     ensure!(!String::from_utf8_lossy(&maps).contains("shut/big"), "it is opened with other credentials");
     guest.run("hold /tmp/far/big", "hold")?;
     ensure!(is_mapped(&cluster, 2)?, "a file that it may open is not mapped");
+    guest.finish()
+}
+
+/// The process on the guest's node that shows files of home does not answer. Only the program that
+/// maps a file waits for it.
+#[test]
+fn stopped_tree_delays_no_relative_of_one_that_maps() -> Result<()> {
+    let cluster = cluster("farstopped", 2)?;
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    guest.run("hold /tmp/far/big", "hold")?;
+    ensure!(is_mapped(&cluster, 2)?, "it is not mapped on node 2");
+    at_home(&cluster, "head -c 17M /tmp/far/big > /tmp/far/other; touch -d yesterday /tmp/far/other")?;
+    let mut siblings = Siblings::start(&cluster, "maps", &["/tmp/far/other".into()])?;
+    let refused = || {
+        let logs = "cat /run/tern/shims/*.log | grep -c 'file cannot be opened here'; true";
+        cluster
+            .run(2, &["sh", "-c", logs])
+            .map_or(0, |count| String::from_utf8_lossy(&count).trim().parse::<u32>().unwrap_or(0))
+    };
+    cluster.run(2, &["pkill", "-STOP", "-f", TREE])?;
+    siblings.running.send_input("go\n")?;
+    wait_until("the tree is given up", EVENT_TIMEOUT, || refused() == 1)?;
+    siblings.running.await_output("mapped")?;
+    cluster.run(2, &["pkill", "-CONT", "-f", TREE])?;
+    siblings.finish()?;
     guest.finish()
 }

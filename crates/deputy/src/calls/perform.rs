@@ -14,10 +14,12 @@ use crate::time::cpu_timers::ClockScope;
 use crate::time::timers::is_timer_call;
 use tern_ids::HomePid;
 use tern_image::Reserve;
+use tern_image::content::Progress;
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
 use tern_syscall::Arg;
+use tern_tracee::procfs::Mapping;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
@@ -144,6 +146,11 @@ impl Shim {
             self.finish_draining(tid);
             return;
         }
+        if self.must_await_mapped_file(tid) {
+            return;
+        }
+        let Some(process) = self.process_of_thread(tid) else { return };
+        let Some(thread) = process.threads.get_mut(&tid) else { return };
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current.layout, current.partial);
         if current.guest_number().is_none() {
@@ -218,6 +225,42 @@ impl Shim {
         if timers_due {
             self.check_timers(pid, ClockScope::All);
         }
+    }
+
+    /// Whether a thread's call has mapped a file that is still to be identified. If so, the main loop
+    /// comes back when that is done.
+    fn must_await_mapped_file(&mut self, tid: HomePid) -> bool {
+        let waker = self.waker.clone();
+        let Some(process) = self.process_of_thread(tid) else { return false };
+        let Some(thread) = process.threads.get_mut(&tid) else { return false };
+        let (Some(current), Some(mailbox)) = (&thread.current, &mut thread.mailbox) else { return false };
+        let is_mmap = i64::from(current.request.call.nr) == libc::SYS_mmap;
+        if !is_mmap || current.guest_number().is_none() || mailbox.result() < 0 {
+            return false;
+        }
+        let at = mailbox.result().cast_unsigned();
+        let (is_shared, was_requested) = (shares_anonymous_memory(&current.request), current.awaits_file);
+        if process.files.collect_identified() == Progress::Running {
+            return true;
+        }
+        let Ok(maps) = procfs::maps(process.memory.pid()) else { return false };
+        let Some(mapping) = find_mapping(&maps, at) else { return false };
+        // New shared anonymous memory: only this process has it yet, and shares it with its
+        // children.
+        if is_shared {
+            process.files.objects.insert(object::id(mapping));
+        }
+        if !was_requested && !process.files.moves_with_sharers(mapping) {
+            process.files.file_mapped(mapping);
+        }
+        if process.files.is_identified(mapping) {
+            return false;
+        }
+        let _it_is_not_known = process.files.identify(mapping);
+        if let Some(current) = process.threads.get_mut(&tid).and_then(|thread| thread.current.as_mut()) {
+            current.awaits_file = true;
+        }
+        process.has_unidentified_files(&waker)
     }
 
     /// Takes the result of a thread's call, if it has finished, for a process that comes home.
@@ -356,11 +399,11 @@ impl Process {
         self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
     }
 
-    /// Identifies the file of a mapping that the deputy has just made. Also returns the mapping
-    /// itself (start, length) if it is redundant, since another mapping keeps the file.
+    /// The identified file of a mapping that the deputy has just made. Also returns the mapping itself
+    /// (start, length) if it is redundant, since another mapping keeps the file.
     fn describe_mapping(&mut self, at: u64, request: &CallRequest) -> (Option<Mapped>, Option<(u64, u64)>) {
         let Ok(maps) = procfs::maps(self.memory.pid()) else { return (None, None) };
-        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous()) else {
+        let Some(mapping) = find_mapping(&maps, at) else {
             tracing::warn!(pid = %self.pid, at, "a mapping made for the guest is not found here");
             return (None, None);
         };
@@ -372,15 +415,6 @@ impl Process {
                     .iter()
                     .any(|(start, end)| m.start < *end && *start < m.end)
         });
-        // New shared anonymous memory: only this process has it yet, and shares it with its
-        // children.
-        const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
-        if matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
-            self.files.objects.insert(object::id(mapping));
-        }
-        if !self.files.moves_with_sharers(mapping) {
-            self.files.file_mapped(mapping);
-        }
         let mapped = match self.files.identify(mapping) {
             Ok(file) => Some(file.map_or(Mapped::Zero, Mapped::File)),
             Err(why) => {
@@ -395,4 +429,15 @@ impl Process {
         self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
         (mapped, None)
     }
+}
+
+/// Whether a call maps new anonymous memory that is shared.
+fn shares_anonymous_memory(request: &CallRequest) -> bool {
+    const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
+    matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED)
+}
+
+/// The mapping of a file at this address.
+fn find_mapping(maps: &[Mapping], at: u64) -> Option<&Mapping> {
+    maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous())
 }

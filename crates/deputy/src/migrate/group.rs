@@ -31,6 +31,7 @@ use tern_ids::{HomePid, MigrationId};
 use tern_image::Unmovable;
 use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
+use tern_migrate::source::ProcessSender;
 use tern_tracee::procfs;
 
 /// The progress of the other processes in the group that a process leaves with.
@@ -196,7 +197,7 @@ impl Shim {
             let (ready, stopped) = match &process.state {
                 State::Outgoing(other) => {
                     group.carried_by_others.extend(&other.carried_objects);
-                    let frozen = other.sending.as_ref().is_some_and(|sending| sending.frozen.is_some());
+                    let frozen = other.sending.as_ref().is_some_and(ProcessSender::is_frozen_and_described);
                     (other.ready, frozen && process.is_stopped())
                 }
                 _ => (false, false),
@@ -214,7 +215,7 @@ impl Shim {
         let Some(process) = self.processes.get(&pid) else { return };
         let (State::Outgoing(outgoing), Some(task)) = (&process.state, &process.task) else { return };
         let (migration, peer) = (task.migration, outgoing.peer);
-        let frozen = outgoing.sending.as_ref().is_some_and(|sending| sending.frozen.is_some());
+        let frozen = outgoing.sending.as_ref().is_some_and(ProcessSender::is_frozen_and_described);
         if !frozen
             || self.complete_group == Some(migration)
             || !process.is_stopped()

@@ -88,6 +88,7 @@ impl Process {
         self.machine = Some(machine);
         let outgoing = Outgoing {
             peer,
+            is_accepted: false,
             source: Some(source),
             sending: None,
             vdso,

@@ -92,6 +92,7 @@ impl Shim {
                 process,
                 image,
                 group,
+                waker: &self.waker,
                 objects,
                 ready,
                 carried_objects,
@@ -163,11 +164,24 @@ impl Shim {
             }
             _ => {}
         }
+        if let Some(State::Outgoing(outgoing)) =
+            self.processes.get_mut(&pid).map(|process| &mut process.state)
+        {
+            outgoing.is_accepted = true;
+        }
+        self.advance_outgoing(pid);
+    }
+
+    /// Sends a process that its next node has accepted, as far as the link has room.
+    fn advance_outgoing(&mut self, pid: HomePid) {
         self.with_outgoing(pid, |outgoing, source, link| {
-            if outgoing.source.is_some() {
+            if outgoing.is_accepted && outgoing.source.is_some() {
                 outgoing.sending = ProcessSender::begin(&mut outgoing.source, source, link)?;
             }
-            Ok(false)
+            match &mut outgoing.sending {
+                Some(sending) => sending.advance(source, link),
+                None => Ok(false),
+            }
         });
     }
 
@@ -199,10 +213,7 @@ impl Shim {
             .collect();
         for pid in outgoing {
             self.check_group_complete(pid);
-            self.with_outgoing(pid, |outgoing, source, link| match &mut outgoing.sending {
-                Some(sending) => sending.advance(source, link),
-                None => Ok(false),
-            });
+            self.advance_outgoing(pid);
         }
     }
 

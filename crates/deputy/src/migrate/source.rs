@@ -4,10 +4,12 @@ use crate::calls::current::CurrentCall;
 use crate::migrate::group::GroupProgress;
 use crate::process::Process;
 use crate::process::space::HomeSpace;
+use crate::waker::Waker;
 use std::collections::HashSet;
 use std::fs::File;
 use tern_ids::HomePid;
 use tern_image::apply;
+use tern_image::content::Progress;
 use tern_image::layout::Layout;
 use tern_image::object::{ObjectId, SharedObjects};
 use tern_image::{FileRef, ProcessImage, Reserve, ThreadImage};
@@ -16,11 +18,14 @@ use tern_migrate::source::{MigrationSource, SendError, SharedObject};
 use tern_syscall::waits_here;
 use tern_tracee::inject::Injection;
 use tern_tracee::procfs::{self, Mapping};
-use tern_tracee::{Error, Memory, Result};
+use tern_tracee::{Error, Memory, Result, threads};
 
 /// Upper bound on how often the maps of a running process are read again while they are
 /// inconsistent.
 const MAX_MAP_READS: u32 = 5;
+
+/// The stack of a thread that identifies files, in bytes.
+const WORKER_STACK_SIZE: usize = 256 << 10;
 
 /// A process at home as the source of a migration.
 pub(crate) struct OutgoingSource<'a> {
@@ -28,6 +33,8 @@ pub(crate) struct OutgoingSource<'a> {
     pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
     /// The group that it leaves with.
     pub(crate) group: GroupProgress,
+    /// Wakes the main loop when its files have been identified.
+    pub(crate) waker: &'a Waker,
     /// The memory that they share.
     pub(crate) objects: &'a SharedObjects,
     /// It is ready to be frozen.
@@ -41,14 +48,20 @@ pub(crate) struct OutgoingSource<'a> {
 }
 
 impl MigrationSource for OutgoingSource<'_> {
-    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
+    fn describe(&mut self) -> std::result::Result<Option<Layout>, SendError> {
         let pid = self.process.memory.pid();
         let is_stopped = self.process.is_stopped();
+        let progress = self.process.files.collect_identified();
+        if progress == Progress::Running {
+            return Ok(None);
+        }
         if is_stopped {
             // While it ran it may have begun what keeps it at home: a filter, a ring, a vfork
             // child.
-            self.process.files.forget_objects();
-            self.process.files.forget_changed();
+            if progress != (Progress::Done { while_stopped: true }) {
+                self.process.files.forget_objects();
+                self.process.files.forget_changed();
+            }
             tern_image::process::check(pid, std::process::id() as i32)??;
         }
         // The maps of a running process are read in pieces, which need not be consistent. And in
@@ -58,17 +71,20 @@ impl MigrationSource for OutgoingSource<'_> {
         for _ in 0..MAX_MAP_READS {
             let maps = self.process.without_own_ranges(procfs::smaps(pid)?);
             let layout = Layout::describe(&maps, self.process.reserve, &mut self.process.files);
+            if self.process.has_unidentified_files(self.waker) && layout.is_ok() {
+                return Ok(None);
+            }
             if is_stopped {
                 let layout = layout?;
                 let live_objects = layout.files.iter().filter(|file| file.is_object);
                 self.live_objects = live_objects.map(|file| (file.device, file.inode)).collect();
-                return Ok(layout);
+                return Ok(Some(layout));
             }
             if let Ok(layout) = layout
                 && layout.check().is_ok()
                 && layout.kernel_regions().count() == expected
             {
-                return Ok(layout);
+                return Ok(Some(layout));
             }
         }
         self.must_stop = true;
@@ -186,6 +202,21 @@ impl Process {
         let gone = || Error::Gone { pid: self.pid.0 };
         let mut space = HomeSpace::new(injections.first_mut().ok_or_else(gone)?, memory, reserve, &[]);
         ProcessImage::capture(&mut space, memory, reserve, layout, threads)
+    }
+
+    /// Whether files that were asked for are not known. If so, a thread identifies them, and wakes the
+    /// main loop. If there is no thread for it, they are asked for again.
+    pub(crate) fn has_unidentified_files(&mut self, waker: &Waker) -> bool {
+        let Some(files) = self.files.take_unidentified(self.is_stopped()) else { return false };
+        let waker = waker.clone();
+        let identify = move || {
+            files.identify();
+            waker.wake();
+        };
+        if let Err(error) = threads::spawn("files", WORKER_STACK_SIZE, identify) {
+            tracing::warn!(pid = %self.pid, %error, "no thread can be started that identifies its mapped files");
+        }
+        true
     }
 
     /// Opens the content of a file that it maps.

@@ -75,6 +75,8 @@ impl MigrationTask {
 pub(crate) struct Outgoing {
     /// The peer that will hold it.
     pub(crate) peer: PeerId,
+    /// That peer has accepted it.
+    pub(crate) is_accepted: bool,
     pub(crate) source: Option<MemorySender>,
     pub(crate) sending: Option<ProcessSender>,
     /// Address range of its vDSO. No thread may be stopped in it, since the destination may have

@@ -42,6 +42,8 @@ pub(crate) struct Arriving {
     injection: Option<Injection>,
     listener: Option<Rc<Listener>>,
     mapped_files: MappedFiles,
+    /// The layout whose files a worker is opening, and the number of layouts received.
+    announced: (Option<Layout>, u64),
     layout: Option<Layout>,
     missing: HashSet<u32>,
     image: Option<(Box<ProcessImage>, ProcessSync)>,
@@ -109,6 +111,7 @@ impl Arriving {
             injection: Some(Injection::begin(child, inject::own_site())?),
             listener: None,
             mapped_files: MappedFiles::new(),
+            announced: (None, 0),
             layout: None,
             missing: HashSet::new(),
             image: None,
@@ -118,21 +121,34 @@ impl Arriving {
         })
     }
 
-    /// Receives the layout of the address space, and returns the files whose content is missing.
-    /// If none is, the address space is built.
+    /// Receives the layout of the address space, and returns its number.
     ///
     /// # Errors
-    /// If the layout is invalid, or cannot be built.
-    pub(crate) fn receive_space(
-        &mut self,
-        layout: Layout,
-        memory: &Memory,
-        cache: &mut ContentCache,
-    ) -> Result<Vec<u32>> {
+    /// If the layout is invalid.
+    pub(crate) fn receive_space(&mut self, layout: Layout) -> Result<u64> {
         layout.check().map_err(|what| self.inconsistent(what))?;
         if layout.regions.iter().any(|r| self.offer.reserve.overlaps(r.start, r.end)) {
             return Err(self.inconsistent("a layout that covers the reserved range"));
         }
+        self.announced = (Some(layout), self.announced.1 + 1);
+        Ok(self.announced.1)
+    }
+
+    /// Builds the address space of the layout with this number, and returns the files whose content
+    /// is missing. If there are any, it is built once their content has arrived. Does nothing if the
+    /// guest has got another layout meanwhile.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub(crate) fn build_space(
+        &mut self,
+        number: u64,
+        memory: &Memory,
+        cache: &mut ContentCache,
+    ) -> Result<Option<Vec<u32>>> {
+        let Some(layout) = self.announced.0.take_if(|_| self.announced.1 == number) else {
+            return Ok(None);
+        };
         if let Some(foreign_vdso) = &mut self.foreign_vdso {
             foreign_vdso.locate(&layout, self.injection.as_ref().map_or(0, Injection::pid))?;
         }
@@ -143,7 +159,7 @@ impl Arriving {
         self.missing = missing.collect();
         self.layout = Some(layout);
         self.build(memory, cache)?;
-        Ok(self.missing.iter().copied().collect())
+        Ok(Some(self.missing.iter().copied().collect()))
     }
 
     /// Receives a piece of a file's content.

@@ -11,7 +11,7 @@ use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::GuestSpace;
 use crate::process::thread::{PendingCall, Thread};
-use tern_ids::HomePid;
+use tern_ids::{ContentHash, HomePid};
 use tern_image::FileRef;
 use tern_image::content::ContentCache;
 use tern_image::limits::{self, Limit};
@@ -140,6 +140,7 @@ impl Thread {
         Ok(self.let_through(pending.trap.id)?)
     }
 
+    /// Begins to map a file. Returns the file if it is first to be opened where it is.
     fn begin_mapping(
         &mut self,
         mut pending: PendingCall,
@@ -147,22 +148,46 @@ impl Thread {
         process: &mut Process,
         cache: &mut ContentCache,
         home: &mut Outbox,
-    ) -> GuestResult {
+    ) -> GuestResult<Option<FileRef>> {
         let file = match result.file {
             Some(Mapped::File(file)) => file,
-            Some(Mapped::Zero) => return Ok(self.inject_mmap(&pending, None, process, cache)?),
-            None => return Ok(self.reply(pending.trap.id, -i64::from(libc::ENODEV))?),
+            Some(Mapped::Zero) => {
+                self.inject_mmap(&pending, None, process, cache)?;
+                return Ok(None);
+            }
+            None => {
+                self.reply(pending.trap.id, -i64::from(libc::ENODEV))?;
+                return Ok(None);
+            }
         };
         if file.is_object
             && let Err(error) = cache.objects.create(&file)
         {
             tracing::warn!(pid = %process.pid, %error, "memory that is to be shared could not be created");
-            return Ok(self.reply(pending.trap.id, -i64::from(libc::ENOMEM))?);
+            self.reply(pending.trap.id, -i64::from(libc::ENOMEM))?;
+            return Ok(None);
         }
-        let (hash, ready) = (file.hash, cache.has(&file));
-        pending.file = Some(file);
+        let (hash, to_open) = (file.hash, !cache.has(&file) && file.location.is_some());
+        pending.file = Some(file.clone());
         self.pending = Some(pending);
-        if ready {
+        if to_open {
+            return Ok(Some(file));
+        }
+        self.continue_mapping(hash, process, cache, home)?;
+        Ok(None)
+    }
+
+    /// Makes the mapping of the file with this hash if it is here, and requests its content if not.
+    fn continue_mapping(
+        &mut self,
+        hash: ContentHash,
+        process: &mut Process,
+        cache: &mut ContentCache,
+        home: &mut Outbox,
+    ) -> GuestResult {
+        let file = self.pending.as_ref().and_then(|pending| pending.file.as_ref());
+        let Some(file) = file.filter(|file| file.hash == hash) else { return Ok(()) };
+        if cache.has(file) {
             return Ok(self.map_received(process, cache)?);
         }
         home.send(self.tid, Message::RequestContent(hash));
@@ -175,7 +200,7 @@ impl Thread {
     /// If the content does not match its hash, or the guest is gone.
     pub(crate) fn receive_content(
         &mut self,
-        hash: tern_ids::ContentHash,
+        hash: ContentHash,
         offset: u64,
         piece: &[u8],
         process: &mut Process,
@@ -379,7 +404,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Does the local part of a thread's call after home has done its part.
+    /// Does the local part of a thread's call after home has done its part. Returns the file that it
+    /// maps if that is first to be opened where it is ([`continue_mapping`](Self::continue_mapping)).
     ///
     /// # Errors
     /// If the guest is gone, or home is unreachable.
@@ -390,25 +416,39 @@ impl Guest {
         result: CallResult,
         cache: &mut ContentCache,
         home: &mut Outbox,
-    ) -> GuestResult {
+    ) -> GuestResult<Option<FileRef>> {
         if pending.trap.nr as i64 == libc::SYS_rt_sigaction {
             self.record_action(&pending)?;
         }
         let Self { process, threads } = self;
         let has_one_thread = threads.len() == 1;
-        let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
+        let Some(thread) = threads.get_mut(&tid) else { return Ok(None) };
         match pending.trap.nr as i64 {
-            libc::SYS_rt_sigaction if !has_one_thread => {
-                Ok(thread.inject_sigaction(&pending, process, cache)?)
-            }
-            libc::SYS_rt_sigprocmask | libc::SYS_rt_sigreturn => thread.record_sigmask(&pending),
-            libc::SYS_mmap => thread.begin_mapping(pending, result, process, cache, home),
+            libc::SYS_rt_sigaction if !has_one_thread => thread.inject_sigaction(&pending, process, cache)?,
+            libc::SYS_rt_sigprocmask | libc::SYS_rt_sigreturn => thread.record_sigmask(&pending)?,
+            libc::SYS_mmap => return thread.begin_mapping(pending, result, process, cache, home),
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
                 process.record_rlimit(&pending);
-                thread.deliver_result(&pending, &result, process)
+                thread.deliver_result(&pending, &result, process)?;
             }
-            _ => Ok(thread.let_through(pending.trap.id)?),
+            _ => thread.let_through(pending.trap.id)?,
         }
+        Ok(None)
+    }
+
+    /// Continues a thread's mmap of the file with this hash, which is open if it could be opened.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn continue_mapping(
+        &mut self,
+        tid: HomePid,
+        hash: ContentHash,
+        cache: &mut ContentCache,
+        home: &mut Outbox,
+    ) -> GuestResult {
+        let Self { process, threads } = self;
+        threads.get_mut(&tid).map_or(Ok(()), |thread| thread.continue_mapping(hash, process, cache, home))
     }
 
     fn record_action(&mut self, pending: &PendingCall) -> GuestResult {

@@ -76,7 +76,7 @@ impl std::fmt::Debug for GuestSource<'_> {
 }
 
 impl MigrationSource for GuestSource<'_> {
-    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
+    fn describe(&mut self) -> std::result::Result<Option<Layout>, SendError> {
         // The maps of a running process are read in pieces, which may be inconsistent.
         let mut why = SendError::AddressSpaceBusy;
         for _ in 0..MAX_MAP_READS {
@@ -92,10 +92,10 @@ impl MigrationSource for GuestSource<'_> {
                 add_unmapped(layout, &process.mapped_files);
             }
             if self.guest.are_all_stopped() {
-                return Ok(layout?);
+                return Ok(Some(layout?));
             }
             match layout {
-                Ok(layout) if layout.check().is_ok() => return Ok(layout),
+                Ok(layout) if layout.check().is_ok() => return Ok(Some(layout)),
                 Ok(_) => {}
                 Err(unmovable) => why = unmovable.into(),
             }

@@ -33,13 +33,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tern_control::control_socket;
 use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
-use tern_image::content::OpenFileConnection;
+use tern_image::FileRef;
+use tern_image::content::{OpenFileConnection, OpenedFile};
 use tern_image::node_file::NodeFile;
 use tern_migrate::message::{FileDelegation, SharedFileRef};
 
@@ -53,14 +53,14 @@ pub(crate) struct LocalNode {
     socket: Arc<Path>,
     /// The directories that it declares to be shared with other nodes.
     shared: Arc<[PathBuf]>,
-    remote_map: Rc<RemoteMap>,
+    remote_map: Arc<RemoteMap>,
 }
 
 impl LocalNode {
     /// For a shim on this node with this run directory.
     #[must_use]
     pub(crate) fn new(node: NodeId, run_dir: &Path, shared: &[PathBuf]) -> Self {
-        let remote_map = Rc::new(RemoteMap::new(run_dir));
+        let remote_map = Arc::new(RemoteMap::new(run_dir));
         Self {
             node,
             socket: PathBuf::from(run_dir).join("mfs.sock").into(),
@@ -69,30 +69,40 @@ impl LocalNode {
         }
     }
 
-    /// Returns the function that opens a mapped file whose content is not sent: a file of this
-    /// node, or a file of home by the remote map.
-    pub(crate) fn file_opener(&self, home: NodeId) -> tern_image::content::OpenNodeFile {
-        let Self { node, socket, remote_map, .. } = self.clone();
-        Box::new(move |location| {
-            let log = |error: &io::Error| tracing::info!(%error, "a file cannot be opened here; home sends its content");
-            if location.node == home {
-                return remote_map
-                    .open(location)
-                    .inspect_err(log)
-                    .map(|(file, tree)| (file, OpenFileConnection::Tree(tree)));
+    /// Opens mapped files whose content need not be sent: those of this node, and those of home by
+    /// the remote map. Leaves out those that cannot be opened. For a worker: it waits for each of
+    /// the two servers until one request has timed out.
+    pub(crate) fn open_mapped_files(&self, home: NodeId, files: &[FileRef]) -> Vec<OpenedFile> {
+        let mut is_slow = false;
+        let mut open = |file: &FileRef| {
+            let location = file.location.as_deref()?;
+            let opened = match location.node {
+                node if node == home => self.remote_map.open(location),
+                node if node == self.node && !is_slow => self.open_mapped_file(location),
+                _ => return None,
+            };
+            match opened {
+                Ok((fd, connection)) => Some(OpenedFile { hash: file.hash, fd, connection }),
+                Err(error) => {
+                    tracing::info!(%error, "a file cannot be opened here; home sends its content");
+                    is_slow |= location.node == self.node
+                        && matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+                    None
+                }
             }
-            if location.node != node {
-                return Err(io::ErrorKind::NotFound.into());
-            }
-            let request = request_to_open(location, OFlags::RDONLY);
-            let (file, server) =
-                control_socket::request_fd(&socket, &request, OPEN_TIMEOUT).inspect_err(log)?;
-            // Home may allow execution where this mount does not.
-            if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-                return Err(io::ErrorKind::PermissionDenied.into());
-            }
-            Ok((file, OpenFileConnection::Server(server)))
-        })
+        };
+        files.iter().filter_map(&mut open).collect()
+    }
+
+    /// Opens a file of this node.
+    fn open_mapped_file(&self, location: &NodeFile) -> io::Result<(OwnedFd, OpenFileConnection)> {
+        let request = request_to_open(location, OFlags::RDONLY);
+        let (file, server) = control_socket::request_fd(&self.socket, &request, OPEN_TIMEOUT)?;
+        // Home may allow execution where this mount does not.
+        if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok((file, OpenFileConnection::Server(server)))
     }
 }
 

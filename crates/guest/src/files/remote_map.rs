@@ -11,21 +11,22 @@
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use tern_control::Request;
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, remote_map_socket};
 use tern_ids::{Credentials, NodeId};
+use tern_image::content::OpenFileConnection;
 use tern_image::node_file::NodeFile;
+use tern_tracee::threads;
 
-/// How long home's server may take to open a file: all guests of the family wait for it.
+/// How long home's server may take to open a file.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same if the tree may have to be mounted first.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -53,9 +54,14 @@ fn failure_mark(run_dir: &Path, home: NodeId) -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct RemoteMap {
     run_dir: Arc<Path>,
-    tree: RefCell<Option<Arc<MountedTree>>>,
+    state: Mutex<TreeState>,
+}
+
+#[derive(Debug, Default)]
+struct TreeState {
+    tree: Option<Arc<MountedTree>>,
     /// The time of the last timeout.
-    timed_out_at: Cell<Option<Instant>>,
+    timed_out_at: Option<Instant>,
 }
 
 /// The root of the tree, and the connection to its server, which keeps the tree mounted.
@@ -68,19 +74,19 @@ struct MountedTree {
 impl RemoteMap {
     /// For the node with this run directory.
     pub(crate) fn new(run_dir: &Path) -> Self {
-        Self { run_dir: run_dir.into(), tree: RefCell::default(), timed_out_at: Cell::default() }
+        Self { run_dir: run_dir.into(), state: Mutex::default() }
     }
 
     /// Opens a file of home for reading, with the credentials that home names. Returns it with the
-    /// connection to its server, which closes when the server ends.
-    pub(crate) fn open(&self, location: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
-        if self.timed_out_at.get().is_some_and(|timed_out_at| timed_out_at.elapsed() < RETRY_INTERVAL) {
+    /// connection to its server, which closes when the server ends. For a worker.
+    pub(crate) fn open(&self, location: &NodeFile) -> io::Result<(OwnedFd, OpenFileConnection)> {
+        if self.state().timed_out_at.is_some_and(|timed_out_at| timed_out_at.elapsed() < RETRY_INTERVAL) {
             return Err(ErrorKind::TimedOut.into());
         }
         let opened = self.try_to_open(location);
         if let Err(error) = &opened {
             if error.kind() == ErrorKind::TimedOut {
-                self.timed_out_at.set(Some(Instant::now()));
+                self.state().timed_out_at = Some(Instant::now());
             }
             // An error about this file alone does not concern others.
             let of_the_file = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::InvalidInput];
@@ -92,9 +98,13 @@ impl RemoteMap {
         opened
     }
 
-    fn try_to_open(&self, location: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
+    fn state(&self) -> MutexGuard<'_, TreeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_to_open(&self, location: &NodeFile) -> io::Result<(OwnedFd, OpenFileConnection)> {
         let (run_dir, connected, location) =
-            (self.run_dir.clone(), self.tree.borrow().clone(), location.clone());
+            (self.run_dir.clone(), self.state().tree.clone(), location.clone());
         let connected = connected.filter(|tree| !control_socket::is_closed(&tree.server));
         let timeout = if connected.is_some() { OPEN_TIMEOUT } else { MOUNT_TIMEOUT };
         let (sender, receiver) = mpsc::sync_channel(1);
@@ -105,11 +115,11 @@ impl RemoteMap {
             let opened = tree.and_then(|tree| Ok((open_as(&tree.root, &location)?, tree)));
             let _timed_out = sender.send(opened);
         };
-        std::thread::Builder::new().name("homes".into()).stack_size(256 << 10).spawn(work)?;
+        threads::spawn("homes", 256 << 10, work)?;
         let (file, tree) = receiver.recv_timeout(timeout).map_err(|_late| ErrorKind::TimedOut)??;
         let server = tree.server.try_clone()?;
-        self.tree.replace(Some(tree));
-        Ok((file, server))
+        self.state().tree = Some(tree);
+        Ok((file, OpenFileConnection::Tree(server)))
     }
 }
 

@@ -4,16 +4,19 @@ use super::Shim;
 use crate::arrive::build::{self, Arriving};
 use crate::error::{GuestError, GuestResult};
 use crate::process::Guest;
+use crate::process::outbox::Outbox;
 use crate::process::shared::{Process, State};
 use crate::process::thread::Thread;
 use crate::sandbox::Sandbox;
 use crate::vdso::foreign::ForeignVdso;
+use crate::workers::MappingUser;
 use std::os::fd::AsFd;
 use std::time::Instant;
-use tern_ids::HomePid;
+use tern_ids::{ContentHash, HomePid};
+use tern_image::content::OpenedFile;
 use tern_migrate::message::{Message, Offer, ReceivedMessage, send};
 use tern_migrate::{Phase, fault, wall};
-use tern_tracee::{Memory, Stopped};
+use tern_tracee::{Memory, Stopped, stop};
 use tern_wire::Link;
 
 impl Shim {
@@ -50,7 +53,7 @@ impl Shim {
 
     fn begin_arrival(&mut self, offer: &Offer, foreign_vdso: Option<ForeignVdso>) -> anyhow::Result<Guest> {
         let sandbox = self.sandbox.get_or_create(self.start.guest_cpus)?;
-        let child = sandbox.fork(offer.own_pid)?;
+        let child = stop::counting(|| sandbox.fork(offer.own_pid))?;
         let host = child.pid();
         let arriving = Box::new(Arriving::begin(offer.clone(), foreign_vdso, child)?);
         let Offer { pid, own_pid, epoch, reserve, .. } = *offer;
@@ -93,14 +96,14 @@ impl Shim {
             Message::Threads(numbers) => arriving.receive_tids(numbers)?,
             Message::Space(layout) => {
                 fault::point("guest", Phase::Prepare);
-                let had_listener = arriving.listener().is_some();
-                let missing = arriving.receive_space((**layout).clone(), &guest.memory, &mut self.cache)?;
-                share_listener(self.sandbox.get(), arriving, had_listener)?;
-                create_threads(self.sandbox.get(), arriving, &guest.memory)?;
-                match source.or(self.home.link()) {
-                    Some(link) => send(link, pid, &Message::RequestFiles(guest.epoch, missing), &[])?,
-                    None => return Ok(()),
+                let number = arriving.receive_space((**layout).clone())?;
+                let epoch = guest.epoch;
+                let to_open = self.cache.to_be_opened(&layout.files);
+                if to_open.is_empty() {
+                    return self.build_space(pid, number, source);
                 }
+                let user = MappingUser::Arrival { pid, epoch, layout: number, has_source: source.is_some() };
+                self.workers.open_mapped_files(user, (self.local_node.clone(), self.home.node()), to_open);
             }
             Message::File { file, offset } => {
                 let had_listener = arriving.listener().is_some();
@@ -123,6 +126,61 @@ impl Shim {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Builds the address space of an arriving guest, and requests the content that is missing from
+    /// `source`, or from home.
+    fn build_space(&mut self, pid: HomePid, number: u64, source: Option<&mut Link>) -> GuestResult {
+        let Some(guest) = self.members.get_mut(pid).map(|guest| &mut guest.process) else { return Ok(()) };
+        let State::Arriving(arriving) = &mut guest.state else { return Ok(()) };
+        let had_listener = arriving.listener().is_some();
+        let Some(missing) = arriving.build_space(number, &guest.memory, &mut self.cache)? else {
+            return Ok(());
+        };
+        share_listener(self.sandbox.get(), arriving, had_listener)?;
+        create_threads(self.sandbox.get(), arriving, &guest.memory)?;
+        if let Some(link) = source.or(self.home.link()) {
+            send(link, pid, &Message::RequestFiles(guest.epoch, missing), &[])?;
+        }
+        Ok(())
+    }
+
+    /// Continues what has waited for mapped files, of which a worker has opened these.
+    pub(super) fn handle_mapped_files(&mut self, user: MappingUser, opened: Vec<OpenedFile>) {
+        let replaced: Vec<_> = opened.into_iter().filter_map(|file| self.cache.add_opened(file)).collect();
+        if !replaced.is_empty() {
+            self.workers.close(replaced);
+        }
+        let (pid, epoch, layout, has_source) = match user {
+            MappingUser::Call(tid, hash) => return self.continue_mapping(tid, hash),
+            MappingUser::Arrival { pid, epoch, layout, has_source } => (pid, epoch, layout, has_source),
+        };
+        if self.members.get(pid).is_none_or(|guest| guest.process.epoch != epoch) {
+            return;
+        }
+        let mut links = std::mem::take(&mut self.source_links);
+        let source = links.iter_mut().find(|source| source.sends == Some((pid, epoch)));
+        let source = source.map(|source| &mut source.link).filter(|_| has_source);
+        // Without the link that the layout came by, the migration is over.
+        if source.is_some() == has_source
+            && let Err(error) = self.build_space(pid, layout, source)
+        {
+            tracing::warn!(%pid, %error, "an arriving guest could not be built");
+            self.decline_arrival(pid, &error.to_string());
+        }
+        self.source_links.append(&mut links);
+    }
+
+    /// Continues a thread's mmap of the file with this hash.
+    fn continue_mapping(&mut self, tid: HomePid, hash: ContentHash) {
+        let Some(pid) = self.members.process_of_thread(tid) else { return };
+        let Some(guest) = self.members.get_mut(pid) else { return };
+        let mut home = Outbox::default();
+        let done = guest.continue_mapping(tid, hash, &mut self.cache, &mut home);
+        let sent = self.home.send_all(home);
+        if let Err(error) = done.and_then(|()| Ok(sent?)) {
+            self.handle_error(pid, &error);
+        }
     }
 
     /// Starts these guests, which share memory and have all arrived. All become guests before the

@@ -6,6 +6,7 @@ use crate::process::Guest;
 use crate::process::outbox::Outbox;
 use crate::process::shared::{Process, State};
 use crate::process::thread::PendingCall;
+use crate::workers::MappingUser;
 use tern_ids::HomePid;
 use tern_migrate::message::{Message, ReceivedMessage};
 use tern_syscall::{Outcome, Route, SplitCall, route};
@@ -215,9 +216,13 @@ impl Shim {
             _ => {
                 let mut home = Outbox::default();
                 let done = guest.do_local_part(tid, pending, result, &mut self.cache, &mut home);
-                let done = done.and_then(|()| guest.handle_queued_traps(&mut home));
+                let done = done.and_then(|to_open| guest.handle_queued_traps(&mut home).map(|()| to_open));
                 let sent = self.home.send_all(home);
-                done?;
+                if let Some(file) = done? {
+                    let user = MappingUser::Call(tid, file.hash);
+                    let opener = (self.local_node.clone(), self.home.node());
+                    self.workers.open_mapped_files(user, opener, vec![file]);
+                }
                 Ok(sent?)
             }
         }

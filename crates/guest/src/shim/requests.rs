@@ -94,6 +94,7 @@ impl Shim {
                 WorkerEvent::Accepted(connection, link) => self.accept_link(connection, *link),
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
+                WorkerEvent::MappedFilesOpened(user, opened) => self.handle_mapped_files(user, opened),
                 WorkerEvent::Unmapped(objects) => self.release_unmapped(&objects),
                 WorkerEvent::UnmappedContent(content, guests) => {
                     self.forget_unmapped_content(&content, &guests);

@@ -1,7 +1,6 @@
 //! The content of mapped files on a guest's node.
 
 use crate::layout::FileRef;
-use crate::node_file::NodeFile;
 use crate::object::SharedObjects;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -24,8 +23,16 @@ pub enum OpenFileConnection {
     Tree(UnixStream),
 }
 
-/// Opens a file with a location on behalf of a guest.
-pub type OpenNodeFile = Box<dyn Fn(&NodeFile) -> io::Result<(OwnedFd, OpenFileConnection)>>;
+/// A file that was opened where it is, so that its content need not be sent.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// As in its [`FileRef`].
+    pub hash: ContentHash,
+    /// Open for reading.
+    pub fd: OwnedFd,
+    /// Stays open as long as the file is used.
+    pub connection: OpenFileConnection,
+}
 
 /// Maximum number of files per family that are registered as open with the node's MFS server.
 const MAX_SERVED_FILES: usize = 64;
@@ -55,7 +62,6 @@ impl KeptContent {
 /// The content cache for the guests of one family.
 pub struct ContentCache {
     dir: PathBuf,
-    opener: Option<OpenNodeFile>,
     served: VecDeque<UnixStream>,
     /// Open files, by hash.
     open: HashMap<ContentHash, OwnedFd>,
@@ -94,35 +100,28 @@ impl ContentCache {
     pub fn new(dir: &Path) -> Self {
         let (open, in_memory, incoming, objects, served, trees) = Default::default();
         let dir = dir.join("content");
-        Self { dir, opener: None, served, open, in_memory, requests: 0, trees, incoming, objects }
+        Self { dir, served, open, in_memory, requests: 0, trees, incoming, objects }
     }
 
-    /// Sets the function that opens files with a location.
+    /// Selects the files that can be opened where they are. Leaves out those whose content is here.
+    pub fn to_be_opened(&mut self, files: &[FileRef]) -> Vec<FileRef> {
+        files.iter().filter(|file| file.location.is_some() && !self.has(file)).cloned().collect()
+    }
+
+    /// Adds a file that was opened where it is. Returns the descriptor that it replaces, which may
+    /// be closed by a worker only: its file system may be slow.
     #[must_use]
-    pub fn with_opener(mut self, open: OpenNodeFile) -> Self {
-        self.opener = Some(open);
-        self
-    }
-
-    /// Opens a file that has a location.
-    fn open_direct(&mut self, file: &FileRef) -> bool {
-        let (Some(open), Some(location)) = (&self.opener, &file.location) else { return false };
-        match open(location) {
-            Ok((fd, holder)) => {
-                match holder {
-                    // The connection of the oldest file is closed. The file stays mapped, but the
-                    // server no longer recalls other nodes' cached data before writes to it.
-                    OpenFileConnection::Server(server) => {
-                        self.served.truncate(MAX_SERVED_FILES - 1);
-                        self.served.push_front(server);
-                    }
-                    OpenFileConnection::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
-                }
-                self.open.insert(file.hash, fd);
-                true
+    pub fn add_opened(&mut self, OpenedFile { hash, fd, connection }: OpenedFile) -> Option<OwnedFd> {
+        match connection {
+            // The connection of the oldest file is closed. The file stays mapped, but the server no
+            // longer recalls other nodes' cached data before writes to it.
+            OpenFileConnection::Server(server) => {
+                self.served.truncate(MAX_SERVED_FILES - 1);
+                self.served.push_front(server);
             }
-            Err(_) => false,
+            OpenFileConnection::Tree(tree) => drop(self.trees.insert(hash, tree)),
         }
+        self.open.insert(hash, fd)
     }
 
     /// Whether the file is read page by page from another node.
@@ -131,7 +130,7 @@ impl ContentCache {
         self.trees.contains_key(&file.hash)
     }
 
-    /// Whether the content is available here; opens it.
+    /// Whether the content is available here; opens it in the cache's directory.
     pub fn has(&mut self, file: &FileRef) -> bool {
         if file.is_object {
             return true;
@@ -146,7 +145,7 @@ impl ContentCache {
         }
         // A file that families may not share must not be taken from the shared cache either.
         if !file.shareable {
-            return self.open_direct(file);
+            return false;
         }
         let Ok(found) = File::open(self.dir.join(file.hash.to_string())) else { return false };
         if !found.metadata().is_ok_and(|m| m.len() == file.size) {
@@ -281,6 +280,7 @@ impl Drop for ContentCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node_file::NodeFile;
     use tern_ids::{Credentials, NodeId};
 
     fn reference(content: &[u8]) -> FileRef {
@@ -335,15 +335,13 @@ mod tests {
             location: Some(Box::new(location(node))),
             ..reference(b"hello world")
         };
-        let open: OpenNodeFile = Box::new(|location| {
-            let (ours, _theirs) = UnixStream::pair()?;
-            if location.node == NodeId(2) {
-                Ok((File::open("/dev/null")?.into(), OpenFileConnection::Server(ours)))
-            } else {
-                Err(io::ErrorKind::NotFound.into())
-            }
-        });
-        let mut cache = ContentCache::new(&dir).with_opener(open);
+        let mut cache = ContentCache::new(&dir);
+        assert_eq!(cache.to_be_opened(&[file(2), reference(b"sent")]), [file(2)]);
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let fd = File::open("/dev/null").unwrap().into();
+        let connection = OpenFileConnection::Server(ours);
+        assert!(cache.add_opened(OpenedFile { hash: file(2).hash, fd, connection }).is_none());
+        assert!(cache.to_be_opened(&[file(2)]).is_empty());
         assert!(cache.has(&file(2)) && cache.get(&file(2)).is_some());
         assert!(!cache.has(&file(3)));
         assert!(cache.put(&file(3), HomePid(7), 0, b"hello wo.ld").unwrap());
@@ -362,12 +360,10 @@ mod tests {
         let file =
             FileRef { shareable: false, location: Some(Box::new(location)), ..reference(b"hello world") };
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let shown = std::cell::Cell::new(Some(ours));
-        let open: OpenNodeFile = Box::new(move |_place| {
-            let tree = shown.take().ok_or(io::ErrorKind::NotFound)?;
-            Ok((File::open("/dev/null")?.into(), OpenFileConnection::Tree(tree)))
-        });
-        let mut cache = ContentCache::new(&directory("shown")).with_opener(open);
+        let fd = File::open("/dev/null").unwrap().into();
+        let mut cache = ContentCache::new(&directory("shown"));
+        let connection = OpenFileConnection::Tree(ours);
+        assert!(cache.add_opened(OpenedFile { hash: file.hash, fd, connection }).is_none());
         assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));
         drop(theirs);
         assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_shown(&file));
