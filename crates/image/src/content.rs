@@ -110,11 +110,17 @@ pub struct FilesToIdentify {
 impl FilesToIdentify {
     /// Identifies them. For a worker.
     pub fn identify(self) {
-        for (mapping, is_object) in &self.mappings {
+        let identify = |(mapping, is_object): &(Mapping, bool)| self.identifier.identify(mapping, *is_object);
+        let found: Vec<Identified> = self.mappings.iter().map(identify).collect();
+        // A running process may have mapped another file at the same addresses before this one was
+        // opened.
+        let now = self.identifier.maps();
+        for ((mapping, _), found) in self.mappings.iter().zip(found) {
             let key = (mapping.device, mapping.inode);
-            if self.results.send((key, self.identifier.identify(mapping, *is_object))).is_err() {
-                return;
-            }
+            let at = now.partition_point(|m| m.end <= mapping.start);
+            let is_same = now.get(at).is_some_and(|m| m.start <= mapping.start && (m.device, m.inode) == key);
+            let found = if is_same { found } else { Err(unreadable(&mapping.name)) };
+            let _not_awaited_any_more = self.results.send((key, found));
         }
     }
 }
@@ -295,19 +301,32 @@ impl HomeFiles {
         one(file).or_else(|error| self.by_hash(file.hash).find_map(|file| one(file).ok()).ok_or(error))
     }
 
-    /// The process has just mapped a file: drops its record if the file may have changed.
+    /// Drops the record of a file if it could not be read: a worker may have found that it was just
+    /// being unmapped.
+    pub fn forget_unreadable(&mut self, m: &Mapping) {
+        let key = (m.device, m.inode);
+        self.others.retain(|other, found| *other != key || found.is_ok());
+    }
+
+    /// The process has just mapped a file: drops its record if the file may have changed, and if it
+    /// could not be read.
     pub fn file_mapped(&mut self, m: &Mapping) {
         let key = (m.device, m.inode);
+        self.forget_unreadable(m);
+        if self.moves_with_sharers(m) {
+            return;
+        }
         let path = self.identifier.map_file((m.start, m.end));
         if self.identified.get(&key).is_some_and(|identified| identified.has_changed(&path)) {
             self.identified.remove(&key);
         }
     }
 
-    /// Drops the records of files that may have changed since their content was read. The process is
-    /// stopped now; while it ran, it may have written to a file that it maps. Pages that it has not
+    /// Drops the records of files that may have changed since their content was read, and of those that
+    /// could not be read: these may have just been unmapped. The process is stopped now; while it ran, it may have written to a file that it maps. Pages that it has not
     /// written itself must have the content that the file has at the stop.
     pub fn forget_changed(&mut self) {
+        self.others.retain(|_, found| found.is_ok());
         let identifier = &self.identifier;
         self.identified.retain(|_, identified| {
             let is_read_elsewhere = identified.file.is_object || identified.file.location.is_some();

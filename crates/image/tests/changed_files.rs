@@ -62,3 +62,34 @@ fn written_file_is_identified_anew_when_its_process_has_stopped() {
     drop(child);
     fs::remove_dir_all(dir).unwrap();
 }
+
+/// A worker may look at a mapping when the process has just removed it. That says nothing about the
+/// file, which the process may map again.
+#[test]
+fn file_that_was_just_unmapped_is_not_unreadable() {
+    let dir = std::env::temp_dir().join(format!("tern-unmapped-{}", std::process::id()));
+    let child = Sleeper(Command::new("sleep").arg("100").spawn().unwrap());
+    let pid = child.0.id() as i32;
+    let mapping = loop {
+        if let Some(mapping) = mapping_of(pid, "/sleep") {
+            break mapping;
+        }
+        std::thread::yield_now();
+    };
+    // Nothing is mapped there.
+    let unmapped = Mapping { start: 4096, end: 8192, name: b"/nowhere".to_vec(), ..mapping.clone() };
+    for is_stopped in [false, true] {
+        let mut files = HomeFiles::new(pid, &dir);
+        assert!(files.identify(&unmapped).unwrap().is_none());
+        files.take_unidentified(false).unwrap().identify();
+        assert_eq!(files.collect_identified(), Progress::Done { while_stopped: false });
+        assert!(files.is_identified(&mapping), "the error is kept for the description that asked");
+        if is_stopped {
+            files.forget_changed();
+        } else {
+            files.file_mapped(&mapping);
+        }
+        assert_eq!(identify(&mut files, &mapping).inode, mapping.inode);
+    }
+    fs::remove_dir_all(dir).unwrap();
+}

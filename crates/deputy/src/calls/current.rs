@@ -23,8 +23,8 @@ pub(crate) struct CurrentCall {
     pub(crate) child_in_parent_memory: bool,
     /// Since when its result waits until the signals that it has sent are forwarded.
     pub(crate) awaits_signals_since: Option<Instant>,
-    /// Whether a worker was asked to identify the file that it has mapped.
-    pub(super) awaits_file: bool,
+    /// How often a worker was asked to identify the file that it has mapped.
+    pub(super) file_requests: u32,
     /// The calls of the request that are still to be made, and the results of those that were.
     pub(crate) compound: Compound,
 }
@@ -54,7 +54,7 @@ impl CurrentCall {
             child: None,
             child_in_parent_memory: false,
             awaits_signals_since: None,
-            awaits_file: false,
+            file_requests: 0,
             compound: Compound::default(),
         }
     }

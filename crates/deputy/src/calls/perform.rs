@@ -28,6 +28,10 @@ use tern_tracee::{PAGE, procfs};
 /// something there the kernel chooses another address.
 const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
 
+/// How often a worker is asked for the file of one call. Another thread's call may have changed the
+/// mapping meanwhile.
+const MAX_FILE_REQUESTS: u32 = 3;
+
 impl Shim {
     /// Handles a call from the guest of a thread.
     pub(crate) fn handle_call(&mut self, tid: HomePid, request: CallRequest) {
@@ -239,7 +243,7 @@ impl Shim {
             return false;
         }
         let at = mailbox.result().cast_unsigned();
-        let (is_shared, was_requested) = (shares_anonymous_memory(&current.request), current.awaits_file);
+        let (is_shared, requests) = (shares_anonymous_memory(&current.request), current.file_requests);
         if process.files.collect_identified() == Progress::Running {
             return true;
         }
@@ -250,15 +254,17 @@ impl Shim {
         if is_shared {
             process.files.objects.insert(object::id(mapping));
         }
-        if !was_requested && !process.files.moves_with_sharers(mapping) {
+        if requests == 0 {
             process.files.file_mapped(mapping);
+        } else if requests < MAX_FILE_REQUESTS {
+            process.files.forget_unreadable(mapping);
         }
         if process.files.is_identified(mapping) {
             return false;
         }
         let _it_is_not_known = process.files.identify(mapping);
         if let Some(current) = process.threads.get_mut(&tid).and_then(|thread| thread.current.as_mut()) {
-            current.awaits_file = true;
+            current.file_requests += 1;
         }
         process.has_unidentified_files(&waker)
     }

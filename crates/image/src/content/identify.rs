@@ -18,7 +18,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tern_ids::{ContentHash, NodeId};
-use tern_tracee::procfs::Mapping;
+use tern_tracee::procfs::{self, Mapping};
 
 /// An identified file.
 #[derive(Debug)]
@@ -55,6 +55,11 @@ impl Identifier {
     /// The link to the file that is mapped at these addresses.
     pub(super) fn map_file(&self, (start, end): (u64, u64)) -> String {
         format!("/proc/{}/map_files/{start:x}-{end:x}", self.pid)
+    }
+
+    /// The current mappings. None if the process is gone.
+    pub(super) fn maps(&self) -> Vec<Mapping> {
+        procfs::maps(self.pid).unwrap_or_default()
     }
 
     /// Opens the file behind a mapping, even if it has been deleted.
