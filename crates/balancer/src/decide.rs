@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
-/// Number of fastest nodes considered for each process; eight simultaneous moves cannot exhaust
-/// them.
+/// Number of nodes considered for each process: those with the largest free share of a CPU. The moves
+/// of one round ([`Policy::max_moves`]) cannot fill all of them.
 const MAX_SHORTLIST: usize = 32;
-/// With fewer threads than this, on average, a process gains nothing from any CPU.
+/// A process whose average number of runnable threads is below this is idle, and gains nothing from
+/// a move.
 const IDLE_THREADS: f64 = 0.005;
 
 /// Why a process moves.
@@ -25,7 +26,7 @@ const IDLE_THREADS: f64 = 0.005;
 pub enum MoveReason {
     /// It will finish earlier there.
     Faster,
-    /// It makes so many calls to home that it is faster there.
+    /// It makes so many calls to home that it is faster there, or its user declared it an I/O job.
     HomeCalls,
     /// Home has an idle CPU, which is no slower.
     Home,
@@ -64,7 +65,7 @@ pub struct Move {
 
 /// Decides which processes move now. The moves are charged to `state` as under way; the caller
 /// reports their outcome ([`DecisionState::accepted`], [`DecisionState::arrived`],
-/// [`DecisionState::failed`]). The result is a function of view, processes, state, time and seed.
+/// [`DecisionState::failed`]). The result depends on the arguments only.
 ///
 /// `now_ms` is any monotonic clock; `processes` are all of this home's, wherever they run.
 pub fn decide(
@@ -121,8 +122,9 @@ impl Round<'_> {
         self.moves.push(next);
     }
 
-    /// Moves each process away that its node wants to leave: to the node where it will be fastest,
-    /// or home as the last resort. All leave at once, whatever CPU time they have used.
+    /// Moves each process whose node wants it to leave to the node where it will be fastest. A locked
+    /// process and an I/O job go home, and so does a process for which no other node is possible. All
+    /// leave at once, whatever CPU time they have used.
     fn evict(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
         let home = self.view.cluster.me();
         for process in processes.values().filter(|process| process.evicted && process.at != home) {
@@ -148,7 +150,8 @@ impl Round<'_> {
         }
     }
 
-    /// CPU and communication: repeats the move that gains most, until none gains enough.
+    /// Moves processes to get more CPU or to wait less for other nodes. Makes the move that gains most
+    /// and looks again, until no move gains enough or as many are under way as may be.
     fn balance(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
         let mut left: Vec<&ProcessSnapshot> = Vec::new();
         self.state.eligible_in_s = None;

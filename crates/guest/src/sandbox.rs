@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  shim ──fork──▶ helper: pid 1 of the family's pid namespace; user, mount, network, ipc, uts, cgroup and
-//!    │              │     time namespaces of its own; nothing mounted; identity of the moved user
+//!    │              │     time namespaces of its own; an empty root; identity of the moved user
 //!    │ptrace        └─fork─▶ guest (its pid chosen through ns_last_pid)
 //!    └─socket: commands of five bytes, replies of one
 //! ```
-//! The helper is traced with EXITKILL: when the shim dies the helper dies, and with the first
-//! process of a pid namespace all others in it. It holds a second descriptor of each seccomp
-//! notification fd, so that no trapped call of a guest that still lives fails with ENOSYS.
+//! The helper is traced with EXITKILL: when the shim dies, the kernel kills the helper. The helper is
+//! pid 1 of the namespace, so the kernel then kills all guests. Until then no trapped call of a guest
+//! may fail with ENOSYS, so the helper holds a second descriptor of each seccomp notification fd.
 
 #![allow(unsafe_code, reason = "namespaces and the helper's bare system calls")]
 
@@ -36,12 +36,13 @@ pub(crate) struct Sandbox {
 const LAST_PID: u8 = b'l';
 /// Command: fork a process with this pid.
 const FORK: u8 = b'f';
-/// Command: keep the descriptor that comes with it.
+/// Command: keep the descriptor that comes with it. The first command comes without one: whichever it
+/// is, the helper sets up the namespaces before it replies.
 const KEEP: u8 = b'k';
 
 impl Sandbox {
     /// Creates the namespaces. Guests see the monotonic and boot clocks shifted by `clock_offset`
-    /// nanoseconds.
+    /// nanoseconds, unless the kernel refuses a time namespace: then they see this node's clocks.
     ///
     /// # Errors
     /// If a namespace cannot be created here; nothing remains.
@@ -96,7 +97,7 @@ impl Sandbox {
         rustix::io::write(&self.commands, &bytes)?;
         let mut child = None;
         loop {
-            // Its reply and its stops may come in either order.
+            // Waits for the reply and for stops at once: the helper may stop before it replies.
             let mut poll = libc::pollfd { fd: self.commands.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             let awaits_fork = child.is_none() && command == FORK;
             // SAFETY: one valid pollfd.
@@ -113,7 +114,8 @@ impl Sandbox {
                 Some(_) => return Err(io::Error::other("the guests' helper ended")),
                 None => {}
             }
-            // It replies only after its fork, with the stop seen above, or if it could not fork.
+            // After its fork it replies only when the loop has resumed it from its fork stop, so `child`
+            // is set by then, unless it could not fork.
             if poll.revents & (libc::POLLIN | libc::POLLHUP) == 0 {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! The loop of a guest shim. It keeps the links, the workers and the members of its family on this
-//! node; nothing below it sees it. A guest, or a part of it, handles its own events, and returns
-//! what remains to be done: the shim does that.
+//! node. No other module of the crate has access to it. A guest, or a part of it, handles its own
+//! events and returns messages and requests, which the shim carries out.
 
 mod arrivals;
 mod departures;
@@ -36,7 +36,8 @@ use tern_migrate::message::{Machine, Message};
 use tern_tracee::{Memory, procfs};
 use tern_wire::Ephemeral;
 
-/// How long home may leave this shim without a guest before the shim ends.
+/// How long the shim may be without guests, after it had one, before it ends. Before the first one,
+/// how long home may be out of reach.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long to wait, when the shim ends, for home to receive the last messages.
@@ -177,7 +178,7 @@ impl Shim {
         }
     }
 
-    /// Has a guest do something, and then sends its messages home.
+    /// Has a guest do something, and then sends its messages home. `None` if there is no such guest.
     ///
     /// # Errors
     /// Those of the guest, or if the link to home is cut.
@@ -195,7 +196,7 @@ impl Shim {
         Ok(Some(done))
     }
 
-    /// The same, but handles errors. Returns none after one.
+    /// As [`try_act_on`](Self::try_act_on), but handles an error itself and returns `None`.
     fn act_on<T>(
         &mut self,
         pid: HomePid,

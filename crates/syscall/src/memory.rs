@@ -37,8 +37,8 @@ pub(crate) fn read_up_to(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Res
     read_while(mem, addr, max, |_| None)
 }
 
-/// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if it is longer: given the
-/// same bytes, the kernel itself finds the string too long.
+/// Reads a NUL-terminated string, with its NUL. If it is longer than `max` bytes, returns the first
+/// `max`, without a NUL: home's kernel then refuses it as too long.
 ///
 /// # Errors
 /// [`Fault`] if a part of it cannot be read.

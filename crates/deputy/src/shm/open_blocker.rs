@@ -2,14 +2,15 @@
 //! is written would be overwritten when the group returns, and the group would never see it.
 //!
 //! The kernel asks before it opens a watched file (fanotify(7), FAN_OPEN_PERM), and a thread of the
-//! shim answers. Opens for reading only pass at once, since some programs open the files of all
-//! others (each Java machine does when it starts), and so do opens by shims, since other processes
-//! wait for them. The main loop lets all others pass when the group is home, and opens by the group
-//! itself at once: [`super::access`] checks what it does with the descriptor.
+//! shim answers. Read-only opens pass at once: some programs open the files of all others (each Java
+//! machine does when it starts). An openat2 may be one too, but its flags are in the program's memory,
+//! so it is blocked. Opens by shims pass at once: other processes wait for shims. The main loop lets
+//! opens by the group itself pass at once, since [`super::access`] checks the use of the descriptor,
+//! and all other opens when the group is home.
 //!
-//! The blocked thread is in a killable sleep (state D), which no shim waits for
-//! ([`crate::stops::quiesce`]). Therefore it does not matter whether this shim or another one traces
-//! it. Two groups can block each other for ever if a process of each opens what the other one
+//! A blocked thread sleeps in state D (killable). A shim that stops a process does not wait for
+//! threads in that state ([`crate::stops::quiesce`]). So a blocked thread blocks no shim, whichever
+//! shim traces it. Two groups can block each other for ever if a process of each opens what the other one
 //! shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]. If it succeeded then, its writes would
 //! be lost without an error.
 //!
@@ -36,8 +37,8 @@ use tern_tracee::{procfs, threads};
 const MAX_BLOCK_TIME: Duration = Duration::from_secs(45);
 /// How often the thread checks for opens that were blocked long enough.
 const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long after its permission an open may take to appear among the process's descriptors, where
-/// a scan finds it. They are not examined here: a stranger may have very many.
+/// Within this time after an open was allowed, its descriptor is in the process, where a scan finds
+/// it. This module does not look for it: a process outside the group may have very many descriptors.
 const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 
 /// The blocker, as seen by the main loop.
@@ -45,8 +46,8 @@ const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct OpenBlocker {
     thread_state: Arc<BlockerThread>,
     watched: HashMap<ObjectId, File>,
-    /// Threads outside the group that may open a file (its device and inode) since this time, and may
-    /// not have it open yet.
+    /// The opens by threads outside the group that were allowed at these times, and may not be
+    /// finished: device and inode, thread, time.
     opening: Vec<((u64, u64), HomePid, Instant)>,
 }
 
@@ -128,7 +129,8 @@ impl OpenBlocker {
         });
     }
 
-    /// The same for a thread outside the group, for which the group's next move waits.
+    /// As [`pass`](Self::pass), for a thread outside the group. The group does not move again until
+    /// this open is finished.
     pub(super) fn pass_stranger(&mut self, inode: (u64, u64), tid: HomePid) {
         self.forget_opened();
         self.opening.push((inode, tid, Instant::now()));

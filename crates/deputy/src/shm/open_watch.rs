@@ -1,4 +1,5 @@
-//! Watches for opens, by name, of memory that is shared away ([`super::opens`]).
+//! Reports when a process opens, by its file name, memory that a group of processes away shares
+//! ([`super::opens`]).
 
 use rustix::fs::inotify::{self, ReadFlags, Reader, WatchFlags};
 use std::collections::{HashMap, HashSet};

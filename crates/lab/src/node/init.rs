@@ -21,7 +21,8 @@ pub(crate) fn create_node(lab: &LabName, node: u16) -> Result<u8> {
     let state = LabState::load(lab)?;
     let switch = state.switch()?.open().with_context(|| "find the switch".to_owned())?;
     Hierarchies::find()?.node_group(lab, node).join()?;
-    // The layers are visible in the switch's mount namespace.
+    // The writable layers of the nodes' file systems are on a tmpfs that only the mount namespace of
+    // the switch process has.
     namespaces::join_mount_namespace(&switch)
         .with_context(|| "enter the switch's mount namespace".to_owned())?;
     let new = UnshareFlags::NEWNS

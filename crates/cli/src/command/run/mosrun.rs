@@ -84,7 +84,8 @@ pub(super) const PROGRAM_EXIT_CODES: &str = "\
 126  the program cannot be executed\n127  the program was not found\n\
 Once it runs, the exit status is the program's own.";
 
-/// `mosrun …`. Returns only after printing the help, or if the program was not started.
+/// `mosrun …`. Returns only after printing the help or the version, or if the program was not
+/// started.
 ///
 /// # Errors
 /// As [`launch`].

@@ -1,15 +1,17 @@
 //! FUSE_INTERRUPT for requests that block for long (locks): a signal is pending, or the caller is
 //! to be stopped or migrated.
 //!
-//! The kernel sends one interrupt, with the unique number of the request, which may arrive before
-//! the request itself. These numbers are never reused, so the last unmatched interrupts are kept.
+//! The kernel sends one interrupt, with the unique number of the request. It may arrive before the
+//! request itself, so the last interrupts are kept. Numbers are never reused, so an old one does no
+//! harm.
 
 use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Unmatched interrupts kept. Most are for requests that do not block and have their reply soon.
+/// Number of interrupts kept that came before their request was registered. Most are for requests
+/// that do not block and have their reply soon.
 const MAX_UNMATCHED: usize = 256;
 
 /// The requests that block, and the interrupts.
