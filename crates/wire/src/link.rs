@@ -85,7 +85,8 @@ pub struct Link {
     /// Size of the next read. Grows while reads return as much as requested.
     read_size: usize,
     ack_watch: AckWatch,
-    /// The last read returned less than requested, so the socket was empty then.
+    /// The last read returned less than requested, so the socket was empty then. A loop that polls the
+    /// socket saves a read by that.
     drained: bool,
     /// The bytes that were read contain no further complete record.
     starved: bool,
@@ -352,6 +353,8 @@ impl Link {
     pub fn recv(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.receive()? {
+                // The owner may look at the link again much later.
+                self.drained = false;
                 return Ok(frame);
             }
             let unsent = self.wants_write();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -171,6 +172,18 @@ fn closed_link_is_reported_after_its_last_frame() {
     drop(a);
     assert_eq!(b.recv(deadline()).unwrap().payload, b"last");
     assert!(matches!(b.recv(deadline()), Err(LinkError::Closed)));
+    assert!(matches!(b.receive(), Err(LinkError::Closed)));
+}
+
+/// The read that brought the last frame may have emptied the socket, but that was earlier.
+#[test]
+fn end_of_an_idle_link_is_seen_by_the_first_look() {
+    let (mut a, mut b) = pair();
+    a.send(1, 7, &[b"last"], deadline()).unwrap();
+    assert_eq!(&b.recv(deadline()).unwrap().payload[..], b"last");
+    drop(a);
+    let mut fds = [PollFd::new(&b, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
     assert!(matches!(b.receive(), Err(LinkError::Closed)));
 }
 
