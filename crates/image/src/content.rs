@@ -30,7 +30,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use tern_ids::{ContentHash, NodeId};
-use tern_tracee::procfs::Mapping;
+use tern_tracee::procfs::{self, Mapping};
 
 /// A file changed within this many seconds is not cached by hash.
 const SETTLED_SECONDS: i64 = 2;
@@ -114,7 +114,7 @@ impl FilesToIdentify {
         let found: Vec<Identified> = self.mappings.iter().map(identify).collect();
         // A running process may have mapped another file at the same addresses before this one was
         // opened.
-        let now = self.identifier.maps();
+        let now = procfs::maps(self.identifier.pid).unwrap_or_default();
         for ((mapping, _), found) in self.mappings.iter().zip(found) {
             let key = (mapping.device, mapping.inode);
             let at = now.partition_point(|m| m.end <= mapping.start);
@@ -221,12 +221,6 @@ impl HomeFiles {
         let pending = mappings.iter().map(|(m, _)| ((m.device, m.inode), m.name.clone())).collect();
         self.job = Some(Job { results, pending, generation, while_stopped, begun });
         Some(FilesToIdentify { identifier: self.identifier.clone(), mappings, results: sender })
-    }
-
-    /// Whether [`identify`](FileIdentifier::identify) can answer for this mapping.
-    #[must_use]
-    pub fn is_identified(&self, m: &Mapping) -> bool {
-        self.known(m).is_some() || self.others.contains_key(&(m.device, m.inode))
     }
 
     fn known(&self, m: &Mapping) -> Option<&IdentifiedFile> {

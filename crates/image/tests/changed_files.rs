@@ -78,16 +78,16 @@ fn file_that_was_just_unmapped_is_not_unreadable() {
     };
     // Nothing is mapped there.
     let unmapped = Mapping { start: 4096, end: 8192, name: b"/nowhere".to_vec(), ..mapping.clone() };
-    for is_stopped in [false, true] {
+    let forget: [fn(&mut HomeFiles, &Mapping); 2] =
+        [HomeFiles::file_mapped, |files, _mapping| files.forget_changed()];
+    for forget in [None, Some(forget[0]), Some(forget[1])] {
         let mut files = HomeFiles::new(pid, &dir);
         assert!(files.identify(&unmapped).unwrap().is_none());
         files.take_unidentified(false).unwrap().identify();
         assert_eq!(files.collect_identified(), Progress::Done { while_stopped: false });
-        assert!(files.is_identified(&mapping), "the error is kept for the description that asked");
-        if is_stopped {
-            files.forget_changed();
-        } else {
-            files.file_mapped(&mapping);
+        match forget {
+            None => assert!(files.identify(&mapping).is_err(), "the description that asked gets the error"),
+            Some(forget) => forget(&mut files, &mapping),
         }
         assert_eq!(identify(&mut files, &mapping).inode, mapping.inode);
     }

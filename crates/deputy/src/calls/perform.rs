@@ -12,6 +12,8 @@ use crate::process::state::State;
 use crate::shim::Shim;
 use crate::time::cpu_timers::ClockScope;
 use crate::time::timers::is_timer_call;
+use crate::waker::Waker;
+use std::task::Poll;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_image::content::Progress;
@@ -19,7 +21,6 @@ use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
 use tern_syscall::Arg;
-use tern_tracee::procfs::Mapping;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
@@ -31,6 +32,9 @@ const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
 /// How often a worker is asked for the file of one call. Another thread's call may have changed the
 /// mapping meanwhile.
 const MAX_FILE_REQUESTS: u32 = 3;
+
+/// The file of a mapping, and the mapping itself (start, length) if it is redundant.
+type DescribedMapping = (Option<Mapped>, Option<(u64, u64)>);
 
 impl Shim {
     /// Handles a call from the guest of a thread.
@@ -150,10 +154,10 @@ impl Shim {
             self.finish_draining(tid);
             return;
         }
-        if self.must_await_mapped_file(tid) {
-            return;
-        }
+        let waker = self.waker.clone();
         let Some(process) = self.process_of_thread(tid) else { return };
+        // The main loop comes back when the file that it has mapped is identified.
+        let Poll::Ready((mapped, surplus)) = process.describe_mapping(tid, &waker) else { return };
         let Some(thread) = process.threads.get_mut(&tid) else { return };
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current.layout, current.partial);
@@ -168,10 +172,8 @@ impl Shim {
         let Some(process) = self.process_of_thread(tid) else { return };
         let nr = current.request.call.nr;
         let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
-        let mut surplus = None;
         if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
-            (result.file, surplus) =
-                process.describe_mapping(result.outcome.ret.cast_unsigned(), &current.request);
+            result.file = mapped;
             if let Some(Mapped::File(file)) = &result.file
                 && file.is_object
             {
@@ -229,44 +231,6 @@ impl Shim {
         if timers_due {
             self.check_timers(pid, ClockScope::All);
         }
-    }
-
-    /// Whether a thread's call has mapped a file that is still to be identified. If so, the main loop
-    /// comes back when that is done.
-    fn must_await_mapped_file(&mut self, tid: HomePid) -> bool {
-        let waker = self.waker.clone();
-        let Some(process) = self.process_of_thread(tid) else { return false };
-        let Some(thread) = process.threads.get_mut(&tid) else { return false };
-        let (Some(current), Some(mailbox)) = (&thread.current, &mut thread.mailbox) else { return false };
-        let is_mmap = i64::from(current.request.call.nr) == libc::SYS_mmap;
-        if !is_mmap || current.guest_number().is_none() || mailbox.result() < 0 {
-            return false;
-        }
-        let at = mailbox.result().cast_unsigned();
-        let (is_shared, requests) = (shares_anonymous_memory(&current.request), current.file_requests);
-        if process.files.collect_identified() == Progress::Running {
-            return true;
-        }
-        let Ok(maps) = procfs::maps(process.memory.pid()) else { return false };
-        let Some(mapping) = find_mapping(&maps, at) else { return false };
-        // New shared anonymous memory: only this process has it yet, and shares it with its
-        // children.
-        if is_shared {
-            process.files.objects.insert(object::id(mapping));
-        }
-        if requests == 0 {
-            process.files.file_mapped(mapping);
-        } else if requests < MAX_FILE_REQUESTS {
-            process.files.forget_unreadable(mapping);
-        }
-        if process.files.is_identified(mapping) {
-            return false;
-        }
-        let _it_is_not_known = process.files.identify(mapping);
-        if let Some(current) = process.threads.get_mut(&tid).and_then(|thread| thread.current.as_mut()) {
-            current.file_requests += 1;
-        }
-        process.has_unidentified_files(&waker)
     }
 
     /// Takes the result of a thread's call, if it has finished, for a process that comes home.
@@ -405,14 +369,45 @@ impl Process {
         self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
     }
 
-    /// The identified file of a mapping that the deputy has just made. Also returns the mapping itself
-    /// (start, length) if it is redundant, since another mapping keeps the file.
-    fn describe_mapping(&mut self, at: u64, request: &CallRequest) -> (Option<Mapped>, Option<(u64, u64)>) {
-        let Ok(maps) = procfs::maps(self.memory.pid()) else { return (None, None) };
-        let Some(mapping) = find_mapping(&maps, at) else {
-            tracing::warn!(pid = %self.pid, at, "a mapping made for the guest is not found here");
-            return (None, None);
+    /// The file that a thread's finished call has mapped, and the mapping itself (start, length) if it
+    /// is redundant, since another mapping keeps the file. Nothing for other calls. Pending while a
+    /// worker identifies the file, which then wakes the main loop.
+    fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
+        const NOTHING: Poll<DescribedMapping> = Poll::Ready((None, None));
+        let Some(thread) = self.threads.get_mut(&tid) else { return NOTHING };
+        let (Some(current), Some(mailbox)) = (&mut thread.current, &mut thread.mailbox) else {
+            return NOTHING;
         };
+        let (call, ret) = (&current.request.call, mailbox.result());
+        if i64::from(call.nr) != libc::SYS_mmap || current.guest_number().is_none() || ret < 0 {
+            return NOTHING;
+        }
+        if self.files.collect_identified() == Progress::Running {
+            return Poll::Pending;
+        }
+        let at = ret.cast_unsigned();
+        let Ok(maps) = procfs::maps(self.memory.pid()) else { return NOTHING };
+        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous()) else {
+            tracing::warn!(pid = %self.pid, at, "a mapping made for the guest is not found here");
+            return NOTHING;
+        };
+        // New shared anonymous memory: only this process has it yet, and shares it with its
+        // children.
+        const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
+        if matches!(call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
+            self.files.objects.insert(object::id(mapping));
+        }
+        match current.file_requests {
+            0 => self.files.file_mapped(mapping),
+            requests if requests < MAX_FILE_REQUESTS => self.files.forget_unreadable(mapping),
+            _ => {}
+        }
+        let identified = self.files.identify(mapping);
+        current.file_requests += 1;
+        let length = call.args[1].clone();
+        if self.has_unidentified_files(waker) {
+            return Poll::Pending;
+        }
         let is_kept = maps.iter().any(|m| {
             (m.device, m.inode) == (mapping.device, mapping.inode)
                 && self
@@ -421,29 +416,18 @@ impl Process {
                     .iter()
                     .any(|(start, end)| m.start < *end && *start < m.end)
         });
-        let mapped = match self.files.identify(mapping) {
+        let mapped = match identified {
             Ok(file) => Some(file.map_or(Mapped::Zero, Mapped::File)),
             Err(why) => {
                 tracing::warn!(pid = %self.pid, %why, "a file mapped for the guest cannot be read");
                 None
             }
         };
-        let Arg::Value(length) = request.call.args[1] else { return (mapped, None) };
+        let Arg::Value(length) = length else { return Poll::Ready((mapped, None)) };
         if is_kept || mapped == Some(Mapped::Zero) {
-            return (mapped, Some((at, length)));
+            return Poll::Ready((mapped, Some((at, length))));
         }
         self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
-        (mapped, None)
+        Poll::Ready((mapped, None))
     }
-}
-
-/// Whether a call maps new anonymous memory that is shared.
-fn shares_anonymous_memory(request: &CallRequest) -> bool {
-    const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
-    matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED)
-}
-
-/// The mapping of a file at this address.
-fn find_mapping(maps: &[Mapping], at: u64) -> Option<&Mapping> {
-    maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous())
 }

@@ -167,7 +167,7 @@ impl Thread {
             self.reply(pending.trap.id, -i64::from(libc::ENOMEM))?;
             return Ok(None);
         }
-        let (hash, to_open) = (file.hash, !cache.has(&file) && file.location.is_some());
+        let (hash, to_open) = (file.hash, file.location.is_some() && !cache.has(&file));
         pending.file = Some(file.clone());
         self.pending = Some(pending);
         if to_open {

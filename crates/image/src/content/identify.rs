@@ -6,7 +6,6 @@ use super::{
 };
 use crate::layout::FileRef;
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
-use crate::object;
 use crate::process::Unmovable;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use std::ffi::OsStr;
@@ -18,7 +17,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tern_ids::{ContentHash, NodeId};
-use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::procfs::Mapping;
 
 /// An identified file.
 #[derive(Debug)]
@@ -55,11 +54,6 @@ impl Identifier {
     /// The link to the file that is mapped at these addresses.
     pub(super) fn map_file(&self, (start, end): (u64, u64)) -> String {
         format!("/proc/{}/map_files/{start:x}-{end:x}", self.pid)
-    }
-
-    /// The current mappings. None if the process is gone.
-    pub(super) fn maps(&self) -> Vec<Mapping> {
-        procfs::maps(self.pid).unwrap_or_default()
     }
 
     /// Opens the file behind a mapping, even if it has been deleted.
@@ -185,19 +179,18 @@ impl Identifier {
         let file = if is_object { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
         let mapped_at = (m.start, m.end);
+        let reference = |size, hash, shareable, location| FileRef {
+            device: m.device,
+            inode: m.inode,
+            path: m.name.clone(),
+            size,
+            hash,
+            shareable,
+            is_object,
+            location,
+        };
         if is_object {
-            let (path, hash) = (m.name.clone(), ContentHash([0; 32]));
-            let (device, inode) = object::id(m);
-            let file = FileRef {
-                device,
-                inode,
-                path,
-                size: meta.size(),
-                hash,
-                shareable: false,
-                is_object,
-                location: None,
-            };
+            let file = reference(meta.size(), ContentHash([0; 32]), false, None);
             return Ok(Some(IdentifiedFile { file, mapped_at, stamp: None, copy: None }));
         }
         if meta.file_type().is_char_device() && meta.rdev() == DEV_ZERO {
@@ -211,18 +204,8 @@ impl Identifier {
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
         let stamped = settled.then(|| stamp(&meta));
         if let Some(location) = self.location(m, &file, &meta) {
-            let (path, hash) = (m.name.clone(), version_hash(location.node, stamped.as_deref()));
-            let (device, inode, location) = (m.device, m.inode, Some(Box::new(location)));
-            let file = FileRef {
-                device,
-                inode,
-                path,
-                size: meta.size(),
-                hash,
-                shareable: false,
-                is_object,
-                location,
-            };
+            let hash = version_hash(location.node, stamped.as_deref());
+            let file = reference(meta.size(), hash, false, Some(Box::new(location)));
             return Ok(Some(IdentifiedFile { file, mapped_at, stamp: stamped, copy: None }));
         }
         let copied = !settled && meta.size() <= MAX_COPY_BYTES;
@@ -231,17 +214,7 @@ impl Identifier {
         let size = size.map_err(unreadable)?;
         let hash = self.hash(copy.as_ref().unwrap_or(&file), &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;
-        let path = m.name.clone();
-        let file = FileRef {
-            device: m.device,
-            inode: m.inode,
-            path,
-            size,
-            hash,
-            shareable,
-            is_object,
-            location: None,
-        };
+        let file = reference(size, hash, shareable, None);
         Ok(Some(IdentifiedFile { file, mapped_at, stamp: stamped, copy }))
     }
 }
