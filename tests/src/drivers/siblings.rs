@@ -1,4 +1,4 @@
-//! The program `siblings`, away: what one of its processes waits for may not delay its relative.
+//! The program `siblings`: a call of one process may not delay its relative.
 
 use crate::cluster::Cluster;
 use crate::programs::{Flavour, named};
@@ -9,43 +9,37 @@ use std::time::Duration;
 /// It runs until this file of node 1 exists.
 const UNTIL: &str = "/tmp/until-siblings";
 
-/// The longest time that a call of the relative may take, in seconds.
-const MAX_CALL_SECONDS: &str = "0.3";
-
-/// The program, with its first process and the relative on node 2.
+/// The program, started on node 1.
 #[derive(Debug)]
-pub struct Siblings<'a> {
-    cluster: &'a Cluster,
+pub struct Siblings {
     /// The program.
     pub running: Running,
 }
 
-impl<'a> Siblings<'a> {
-    /// Starts it in a mode in which it opens these files, and waits until it has.
+impl Siblings {
+    /// Starts it with this option of mosrun and these arguments. A call of the relative may take at
+    /// most `slowest` seconds.
     ///
     /// # Errors
     /// If it does not start.
-    pub fn start(cluster: &'a Cluster, mode: &str, files: &[String]) -> Result<Self> {
+    pub fn start(cluster: &Cluster, option: &str, slowest: &str, words: &[&str]) -> Result<Self> {
         let mut command = cluster.command(1, "sh");
         command
-            .args(["-c", ANNOUNCE, "sh", "mosrun", "-2"])
+            .args(["-c", ANNOUNCE, "sh", "mosrun", option])
             .arg(named("siblings", Flavour::Static)?)
-            .arg(mode)
-            .args(files)
+            .args(words)
             .env("TERN_UNTIL", UNTIL)
-            .env("TERN_SLOWEST", MAX_CALL_SECONDS);
-        let running = Running::start(&mut command, false)?;
-        running.await_output("opened")?;
-        Ok(Self { cluster, running })
+            .env("TERN_SLOWEST", slowest);
+        Ok(Self { running: Running::start(&mut command, false)? })
     }
 
-    /// Ends it.
+    /// Has it end, within this time.
     ///
     /// # Errors
-    /// If a call of the relative took too long.
-    pub fn finish(mut self) -> Result<()> {
-        self.cluster.touch(UNTIL)?;
-        let outcome = self.running.finish(Duration::from_secs(60))?;
+    /// If it does not, or if a call of the relative took too long.
+    pub fn finish(mut self, cluster: &Cluster, within: Duration) -> Result<()> {
+        cluster.touch(UNTIL)?;
+        let outcome = self.running.finish(within)?;
         ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
         Ok(())
     }

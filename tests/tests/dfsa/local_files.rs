@@ -9,6 +9,9 @@ use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::drivers::siblings::Siblings;
 use tern_tests::moves::random_moves;
 
+/// Limit for a run.
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Runs each test with and without the fast path.
 macro_rules! both_ways {
     ($($test:ident,)*) => {
@@ -91,31 +94,36 @@ fn guest_opens_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     guest.finish()
 }
 
+/// Three files of node 2, by their names at home.
+fn three_files(cluster: &Cluster) -> Result<[String; 3]> {
+    let files = [0, 1, 2].map(|n| format!("/tmp/near/{n}"));
+    for file in &files {
+        there(cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
+    }
+    Ok(files.map(|file| format!("/mfs/2{file}")))
+}
+
 /// Only the program that opens a file waits for the node's file server.
 #[test]
 fn stopped_file_server_delays_no_other_program() -> Result<()> {
     let cluster = cluster("stopped-server", 2, true)?;
-    let files = [0, 1, 2].map(|n| format!("/tmp/near/{n}"));
-    for file in &files {
-        there(&cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
-    }
-    let mut siblings = Siblings::start(&cluster, "opens", &files.map(|file| format!("/mfs/2{file}")))?;
+    let [a, b, c] = three_files(&cluster)?;
+    let mut siblings = Siblings::start(&cluster, "-2", "0.3", &["opens", &a, &b, &c])?;
+    siblings.running.await_output("opened")?;
     cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
     siblings.running.send_input("go\n")?;
     siblings.running.await_output("read")?;
     cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
-    siblings.finish()
+    siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
 /// Home asks the file server when a program maps a file of it. Only that program waits.
 #[test]
 fn stopped_file_server_delays_no_relative_of_one_that_maps() -> Result<()> {
     let cluster = cluster("stopped-maps", 2, true)?;
-    let files = [0, 1, 2].map(|n| format!("/tmp/near/{n}"));
-    for file in &files {
-        there(&cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
-    }
-    let mut siblings = Siblings::start(&cluster, "maps", &files.map(|file| format!("/mfs/2{file}")))?;
+    let [a, b, c] = three_files(&cluster)?;
+    let mut siblings = Siblings::start(&cluster, "-2", "0.3", &["maps", &a, &b, &c])?;
+    siblings.running.await_output("opened")?;
     cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
     siblings.running.send_input("go\n")?;
     let thread = "ps -eLo etimes=,comm= | awk '$2 == \"files\" && $1 >= 1 { waits = 1 } END { exit !waits }'";
@@ -123,7 +131,7 @@ fn stopped_file_server_delays_no_relative_of_one_that_maps() -> Result<()> {
     wait_until("home has waited for the server for a second", Duration::from_secs(30), is_waiting)?;
     cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
     siblings.running.await_output("mapped")?;
-    siblings.finish()
+    siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
 /// A guest maps its node's own file locally, also if it had the file mapped on arrival, and sees

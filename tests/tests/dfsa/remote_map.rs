@@ -175,7 +175,8 @@ fn stopped_tree_delays_no_relative_of_one_that_maps() -> Result<()> {
     guest.run("hold /tmp/far/big", "hold")?;
     ensure!(is_mapped(&cluster, 2)?, "it is not mapped on node 2");
     at_home(&cluster, "head -c 17M /tmp/far/big > /tmp/far/other; touch -d yesterday /tmp/far/other")?;
-    let mut siblings = Siblings::start(&cluster, "maps", &["/tmp/far/other".into()])?;
+    let mut siblings = Siblings::start(&cluster, "-2", "0.3", &["maps", "/tmp/far/other"])?;
+    siblings.running.await_output("opened")?;
     let refused = || {
         let logs = "cat /run/tern/shims/*.log | grep -c 'file cannot be opened here'; true";
         cluster
@@ -187,6 +188,6 @@ fn stopped_tree_delays_no_relative_of_one_that_maps() -> Result<()> {
     wait_until("the tree is given up", EVENT_TIMEOUT, || refused() == 1)?;
     siblings.running.await_output("mapped")?;
     cluster.run(2, &["pkill", "-CONT", "-f", TREE])?;
-    siblings.finish()?;
+    siblings.finish(&cluster, Duration::from_secs(60))?;
     guest.finish()
 }

@@ -10,6 +10,7 @@ use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, wait_until};
 use tern_tests::cluster::limits::{PidsLimit, shims};
+use tern_tests::drivers::siblings::Siblings;
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
@@ -43,15 +44,10 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
 /// on a node that does not answer, no other program waits for that.
 #[test]
 fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
-    let program = named("siblings", Flavour::Static)?;
     let cluster = Cluster::without_quotas("cut-file", 3)?;
     cluster.mount(1, "timeout=30,dfsa=1")?;
     cluster.run(3, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
-    let until = "/tmp/until-siblings";
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).args(["transfers", "/mfs/3/tmp/block"]);
-    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.3");
-    let mut running = Running::start(&mut command, false)?;
+    let siblings = Siblings::start(&cluster, "-2", "0.3", &["transfers", "/mfs/3/tmp/block"])?;
     let is_checked = "ls -l /proc/$(pgrep -x tern-shim)/fd | grep -q /tmp/block";
     let delegated = || cluster.run(1, &["sh", "-c", is_checked]).is_ok();
     wait_until("home checks the file", Duration::from_secs(20), delegated)?;
@@ -59,10 +55,7 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     // Longer than the attributes that home has cached are valid.
     std::thread::sleep(Duration::from_secs(8));
     cluster.lab().heal(Cable::Node(3))?;
-    cluster.touch(until)?;
-    let outcome = running.finish(RUN_TIMEOUT)?;
-    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
-    Ok(())
+    siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
 /// A control group, removed when this is dropped, after the lab has ended its processes.
@@ -90,15 +83,10 @@ impl Drop for ControlGroup {
 /// waits for it.
 #[test]
 fn frozen_deputy_delays_no_other_program() -> Result<()> {
-    let program = named("siblings", Flavour::Static)?;
     let group = ControlGroup::new()?;
     let cluster = Cluster::without_quotas("frozen-deputy", 2)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).arg("kills");
-    let until = "/tmp/until-siblings";
-    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.8");
-    let mut running = Running::start(&mut command, false)?;
-    running.await_output("target")?;
+    let mut siblings = Siblings::start(&cluster, "-2", "0.8", &["kills"])?;
+    siblings.running.await_output("target")?;
     let group = &group.0;
     let enter = format!("pgrep -n siblings > {}/cgroup.procs", group.display());
     cluster.run(1, &["sh", "-c", &enter])?;
@@ -109,11 +97,8 @@ fn frozen_deputy_delays_no_other_program() -> Result<()> {
     // Three times as long as the sender of a signal waits.
     std::thread::sleep(Duration::from_secs(3));
     fs::write(group.join("cgroup.freeze"), "0")?;
-    running.send_input("enough\n")?;
-    cluster.touch(until)?;
-    let outcome = running.finish(RUN_TIMEOUT)?;
-    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
-    Ok(())
+    siblings.running.send_input("enough\n")?;
+    siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
 /// The deputy waits for a CPU and has not taken a timer's signal yet. Meanwhile the shim, which has

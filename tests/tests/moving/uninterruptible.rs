@@ -6,8 +6,8 @@ use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::wait_until;
 use tern_tests::cluster::stalling_files::{self, StallingFiles, Waiting};
-use tern_tests::programs::{Flavour, named};
-use tern_tests::runs::running::{ANNOUNCE, Running};
+use tern_tests::drivers::siblings::Siblings;
+use tern_tests::runs::running::Running;
 
 /// Limit for a step of a test.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -20,48 +20,42 @@ const SLOWEST_CALL: &str = "0.8";
 struct Synchronising {
     files: StallingFiles,
     cluster: Cluster,
-    running: Running,
+    siblings: Siblings,
 }
 
 impl Synchronising {
     /// Starts it with this option of mosrun.
     fn start(name: &str, option: &str) -> Result<Self> {
-        let program = named("siblings", Flavour::Static)?;
         let cluster = Cluster::without_quotas(name, 2)?;
         let files = StallingFiles::mount(&cluster, 1, Waiting::Syncs)?;
         files.stall(&cluster)?;
-        let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh", "mosrun", option]).arg(program);
-        command
-            .args(["syncs", stalling_files::FILE])
-            .env("TERN_UNTIL", "/tmp/until")
-            .env("TERN_SLOWEST", SLOWEST_CALL);
-        let running = Running::start(&mut command, false)?;
+        let siblings = Siblings::start(&cluster, option, SLOWEST_CALL, &["syncs", stalling_files::FILE])?;
+        let running = &siblings.running;
         running.await_output("syncing")?;
         let syncs = format!("grep -q '^{} ' /proc/{}/task/*/syscall", libc::SYS_fsync, running.pid);
         let syncs = || cluster.run(1, &["sh", "-c", &syncs]).is_ok();
         wait_until("its deputy is in the fsync", STEP_TIMEOUT, syncs)?;
-        Ok(Self { files, cluster, running })
+        Ok(Self { files, cluster, siblings })
     }
 
     /// Where the program is, and why.
     fn location(&self) -> Result<(u16, String)> {
-        self.cluster.location(self.running.pid)?.context("it is not known")
+        self.cluster.location(self.siblings.running.pid)?.context("it is not known")
     }
 
     /// Ends the fsync.
     fn release(&self) -> Result<()> {
         self.files.release(&self.cluster)?;
-        self.running.await_output("synced").with_context(|| self.cluster.diagnostics(self.running.pid))
+        self.siblings
+            .running
+            .await_output("synced")
+            .with_context(|| self.cluster.diagnostics(self.siblings.running.pid))
     }
 
     /// The child of the program checks that none of its calls took long.
     fn finish(mut self) -> Result<()> {
-        self.running.close_input();
-        self.cluster.touch("/tmp/until")?;
-        let outcome = self.running.finish(STEP_TIMEOUT)?;
-        ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
-        Ok(())
+        self.siblings.running.close_input();
+        self.siblings.finish(&self.cluster, STEP_TIMEOUT)
     }
 }
 
@@ -69,7 +63,7 @@ impl Synchronising {
 #[test]
 fn fetching_a_process_in_an_fsync_delays_no_relative() -> Result<()> {
     let this = Synchronising::start("fsync-home", "-2")?;
-    let pid = this.running.pid;
+    let pid = this.siblings.running.pid;
     let refused = this.cluster.migrate(pid, "home").err().context("it came home in its fsync")?;
     ensure!(refused.message.contains("busy"), "{refused:?}");
     ensure!(this.location()?.0 == 2, "{:?}", this.location()?);
@@ -82,14 +76,14 @@ fn fetching_a_process_in_an_fsync_delays_no_relative() -> Result<()> {
 #[test]
 fn call_that_needs_home_during_an_fsync_delays_no_relative() -> Result<()> {
     let mut this = Synchronising::start("fsync-fetch", "-2")?;
-    this.running.send_input("go\n")?;
+    this.siblings.running.send_input("go\n")?;
     let is_fetched = || matches!(this.location(), Ok((2, why)) if why.contains("ioctl"));
     wait_until("it is fetched home", STEP_TIMEOUT, is_fetched)?;
     // Longer than home tries before it postpones the journey.
     std::thread::sleep(Duration::from_secs(2));
     ensure!(this.location()?.0 == 2, "{:?}", this.location()?);
     this.release()?;
-    this.running.await_output("made")?;
+    this.siblings.running.await_output("made")?;
     this.finish()
 }
 
@@ -97,7 +91,7 @@ fn call_that_needs_home_during_an_fsync_delays_no_relative() -> Result<()> {
 #[test]
 fn process_in_an_fsync_at_home_is_refused() -> Result<()> {
     let this = Synchronising::start("fsync-leave", "-L")?;
-    let pid = this.running.pid;
+    let pid = this.siblings.running.pid;
     let refused = this.cluster.migrate(pid, "2").err().context("it left in its fsync")?;
     ensure!(refused.message.contains("busy"), "{refused:?}");
     let frozen = this.cluster.run(1, &["migrate", &pid.to_string(), "freeze"]);
