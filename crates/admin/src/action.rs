@@ -43,7 +43,7 @@ pub(crate) fn parse(inode: Inode, data: &[u8], opened_by: Option<HomePid>) -> Re
         Dir::Guest(home, pid)
             if matches!(word, "0" | "home" | "-1" | "balance") || word == home.to_string() =>
         {
-            Ok(WriteAction::Move(pid, Request::Out { pid, from: Some(home) }))
+            Ok(WriteAction::Move(pid, Request::LeaveNode { pid, from: Some(home) }))
         }
         _ => Err(Errno::INVAL),
     }
@@ -180,7 +180,7 @@ mod tests {
         let advice = Advice { workload: Some(Workload::Cpu), ..Advice::default() };
         let expected = Ok(WriteAction::Immediate(Request::Advise { pid: PID, advice }));
         assert_eq!(write(Dir::Decay, "cpujob", "1"), expected);
-        let out = Request::Out { pid, from: Some(NodeId(3)) };
+        let out = Request::LeaveNode { pid, from: Some(NodeId(3)) };
         assert_eq!(write(Dir::Guest(NodeId(3), pid), "migrate", "0"), Ok(WriteAction::Move(pid, out)));
     }
 

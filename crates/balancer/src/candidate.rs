@@ -73,8 +73,9 @@ pub struct Candidate {
     pub cost: MoveCost,
     /// Seconds by which the process ends earlier, after the cost; negative: later.
     pub gain_s: f64,
-    /// Decrease of the cluster's opportunity cost (0 under the greedy policy).
-    pub relief: f64,
+    /// Decrease of the opportunity cost of the cluster, the sum over its nodes of a cost that grows
+    /// exponentially with their load (Amir et al. 2000). 0 under the greedy policy.
+    pub opportunity_gain: f64,
     /// The reason that rules it out, if there is one.
     pub obstacle: Option<Obstacle>,
 }
@@ -93,7 +94,7 @@ pub(crate) struct Mover<'a> {
     pub(crate) remote: RemoteWaits,
     pub(crate) rest_s: f64,
     /// Wall seconds that one CPU second takes here.
-    pub(crate) stretch: f64,
+    pub(crate) wall_per_cpu: f64,
 }
 
 impl<'a> Mover<'a> {
@@ -128,18 +129,18 @@ impl<'a> Mover<'a> {
             sleep,
             remote,
             rest_s: cpu_s * f64::from(node.speed) / STANDARD_SPEED,
-            stretch: effective.runnable.max(threads) / node.cpus.min(effective.runnable.max(threads)),
+            wall_per_cpu: effective.runnable.max(threads) / node.cpus.min(effective.runnable.max(threads)),
         })
     }
 
     /// CPU seconds that it must have used to be considered.
     pub(crate) fn needed_s(&self, policy: &Policy) -> f64 {
-        (policy.min_cpu_s / self.stretch.max(1.0)).max(policy.min_crowded_cpu_s.min(policy.min_cpu_s))
+        (policy.min_cpu_s / self.wall_per_cpu.max(1.0)).max(policy.min_crowded_cpu_s.min(policy.min_cpu_s))
     }
 
     /// Whether it waits for a CPU longer than it runs.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.stretch > 2.0
+        self.wall_per_cpu > 2.0
     }
 
     /// The best pace that a node with this CPU share could give it.
@@ -162,10 +163,10 @@ impl<'a> Mover<'a> {
         let from = view.cluster.nodes().get(self.index)?;
         let cost = self.cost(view, from, node);
         let left = (self.rest_s - cost.duration_s / self.pace).max(0.0);
-        let gain_s = left * (self.pace - pace) - cost.frozen_s - cost.cpu_s * self.stretch;
-        let relief = match view.policy.objective {
+        let gain_s = left * (self.pace - pace) - cost.frozen_s - cost.cpu_s * self.wall_per_cpu;
+        let opportunity_gain = match view.policy.objective {
             Objective::Greedy => 0.0,
-            Objective::Opportunity => self.relief(view, from, node, to),
+            Objective::Opportunity => self.opportunity_gain(view, from, node, to),
         };
         let mut candidate = Candidate {
             node: node.id,
@@ -175,7 +176,7 @@ impl<'a> Mover<'a> {
             rest_s: self.rest_s,
             cost,
             gain_s,
-            relief,
+            opportunity_gain,
             obstacle: None,
         };
         let room = self.memory_left(view, to, view.policy.ordinary_growth_s);
@@ -242,7 +243,7 @@ impl<'a> Mover<'a> {
         // Home is preferred to an equal node if no process there is slowed down: there is then one
         // guest less, and the process no longer depends on a link. The objective must not undo the
         // move again.
-        let is_stable = policy.objective == Objective::Greedy || candidate.relief >= 0.0;
+        let is_stable = policy.objective == Objective::Greedy || candidate.opportunity_gain >= 0.0;
         let prefers_home = is_homeward && idle_cpu && is_stable && candidate.pace <= self.pace;
         if is_homeward && process.hint == Hint::Io {
             return (!is_worthwhile).then_some(Obstacle::NotWorthwhile);
@@ -256,7 +257,7 @@ impl<'a> Mover<'a> {
                     >= candidate.pace * (1.0 + policy.margin)
             }
             Objective::Opportunity => {
-                candidate.relief > 0.0 && self.pace * (1.0 + policy.margin / 2.0) >= candidate.pace
+                candidate.opportunity_gain > 0.0 && self.pace * (1.0 + policy.margin / 2.0) >= candidate.pace
             }
         };
         if !better {
@@ -312,7 +313,13 @@ impl<'a> Mover<'a> {
 
     /// Decrease of the sum of n^utilisation if the process moves from `from` to `node`. The
     /// increase on `node` counts with the policy's margin.
-    fn relief(&self, view: &EffectiveView<'_>, from: &NodeSnapshot, node: &NodeSnapshot, to: usize) -> f64 {
+    fn opportunity_gain(
+        &self,
+        view: &EffectiveView<'_>,
+        from: &NodeSnapshot,
+        node: &NodeSnapshot,
+        to: usize,
+    ) -> f64 {
         let Some(there) = view.nodes.get(to) else { return 0.0 };
         let cpu = |runnable: f64| node.load_of(runnable) / view.top_load;
         let increase = view.cost(cpu(there.runnable + self.threads)) - view.cost(cpu(there.runnable))

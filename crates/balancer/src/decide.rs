@@ -203,7 +203,7 @@ impl Round<'_> {
     fn note_eligibility(&mut self, process: &ProcessSnapshot, stay: StayReason) {
         let StayReason::TooYoung { cpu_s, needed_s } = stay else { return };
         let Some(mover) = Mover::new(&self.view, process).filter(Mover::is_crowded) else { return };
-        let eligible_in_s = (needed_s - cpu_s).max(0.0) * mover.stretch / mover.threads.min(1.0);
+        let eligible_in_s = (needed_s - cpu_s).max(0.0) * mover.wall_per_cpu / mover.threads.min(1.0);
         self.state.eligible_in_s =
             Some(self.state.eligible_in_s.map_or(eligible_in_s, |first| first.min(eligible_in_s)));
     }
@@ -215,7 +215,7 @@ impl Round<'_> {
     fn score(&self, candidate: &Candidate) -> f64 {
         match self.view.policy.objective {
             Objective::Greedy => candidate.gain_s,
-            Objective::Opportunity => candidate.relief,
+            Objective::Opportunity => candidate.opportunity_gain,
         }
     }
 

@@ -53,7 +53,7 @@ pub enum Request {
     },
     /// Move a process off this node: a guest to the node that its home chooses, a process that is
     /// at home to the best other node. Answered when it has left.
-    Out {
+    LeaveNode {
         /// The process' pid at its home.
         pid: HomePid,
         /// Its home node. Needed only if guests of two homes have this pid.
@@ -246,7 +246,7 @@ pub enum Request {
         migration: MigrationId,
         /// The keys (certificate fingerprints) that the new shim shall accept: home's first, then,
         /// for an onward journey, the source's.
-        accept: Vec<Fingerprint>,
+        accepted_keys: Vec<Fingerprint>,
         /// The user of the process. The guest gets this identity on the destination.
         uid: u32,
         /// Its group.

@@ -64,7 +64,7 @@ pub enum ShimRole {
         /// The migration that brings its first member.
         migration: MigrationId,
         /// The keys of the connections that it accepts. The first is home's.
-        accept: Vec<Fingerprint>,
+        accepted_keys: Vec<Fingerprint>,
         /// The user id of its guests on this node.
         uid: u32,
         /// Their group id.

@@ -33,7 +33,7 @@ pub(crate) struct Sandbox {
 }
 
 /// Command: the next process that is forked in the namespace gets this pid.
-const LAST_PID: u8 = b'l';
+const SET_NEXT_PID: u8 = b'l';
 /// Command: fork a process with this pid.
 const FORK: u8 = b'f';
 /// Command: keep the descriptor that comes with it. The first command comes without one: whichever it
@@ -75,7 +75,7 @@ impl Sandbox {
         let root = uid == 0;
         let (uid, gid) = if root { (NOBODY, NOBODY) } else { (uid, gid) };
         let write = |what: &str, text: String| fs::write(format!("/proc/{helper}/{what}"), text);
-        let _not_everywhere = write("setgroups", "deny".into());
+        write("setgroups", "deny".into())?;
         write("uid_map", format!("0 {uid} 1\n"))?;
         write("gid_map", format!("0 {gid} 1\n"))?;
         stop::seize(helper, FOLLOW | EXIT_KILL).map_err(io::Error::other)?;
@@ -158,7 +158,7 @@ impl Sandbox {
     /// # Errors
     /// If the kernel refuses.
     pub(crate) fn set_next_pid(&self, pid: i32) -> io::Result<()> {
-        self.send_command(LAST_PID, pid)
+        self.send_command(SET_NEXT_PID, pid)
     }
 
     /// Has the helper hold a copy of a descriptor.
@@ -236,7 +236,7 @@ impl std::fmt::Write for Text {
 /// The helper's main function. From here on only plain system calls: it must not allocate or take
 /// a lock.
 fn helper_main(commands: i32, clock_offset: [i64; 2]) -> ! {
-    let mut last_pid = -1;
+    let mut next_pid_file = -1;
     let mut ready = false;
     // The shim's links must close when the shim ends, so the helper must not hold copies.
     // SAFETY: closes descriptors that only the shim's copy of this code would use.
@@ -254,13 +254,13 @@ fn helper_main(commands: i32, clock_offset: [i64; 2]) -> ! {
             unsafe { libc::_exit(0) };
         }
         let reply = if ready {
-            execute_command(command, last_pid)
+            execute_command(command, next_pid_file)
         } else {
             // The first command is sent after the identity maps are written.
             ready = true;
             match set_up_namespaces(clock_offset) {
                 Ok(fd) => {
-                    last_pid = fd;
+                    next_pid_file = fd;
                     0
                 }
                 Err(code) => code,
@@ -291,7 +291,7 @@ unsafe fn receive(commands: i32, command: &mut [u8; 5]) -> isize {
     }
 }
 
-fn execute_command(command: [u8; 5], last_pid: i32) -> u8 {
+fn execute_command(command: [u8; 5], next_pid_file: i32) -> u8 {
     let [what, p0, p1, p2, p3] = command;
     let pid = i32::from_le_bytes([p0, p1, p2, p3]);
     if what == KEEP {
@@ -299,10 +299,10 @@ fn execute_command(command: [u8; 5], last_pid: i32) -> u8 {
     }
     let text = Text::of(format_args!("{}", pid.wrapping_sub(1)));
     // SAFETY: the text is valid for its length; sysctl files are written as a whole at offset 0.
-    if unsafe { libc::pwrite(last_pid, text.bytes.as_ptr().cast(), text.len, 0) } < 0 {
+    if unsafe { libc::pwrite(next_pid_file, text.bytes.as_ptr().cast(), text.len, 0) } < 0 {
         return errno();
     }
-    if what == LAST_PID {
+    if what == SET_NEXT_PID {
         return 0;
     }
     // SAFETY: a plain fork of a process with one thread. The child is stopped before its first
@@ -333,7 +333,7 @@ fn set_up_namespaces(clock_offset: [i64; 2]) -> Result<i32, u8> {
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: as above.
-    let last_pid = check(
+    let next_pid_file = check(
         unsafe { libc::open(c"/proc/sys/kernel/ns_last_pid".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
             .into(),
     )?;
@@ -375,7 +375,7 @@ fn set_up_namespaces(clock_offset: [i64; 2]) -> Result<i32, u8> {
         check(libc::chdir(c"/".as_ptr()).into())?;
     }
     call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 0, 0)?;
-    Ok(last_pid as i32)
+    Ok(next_pid_file as i32)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 mod arrivals;
 mod departures;
 mod family_sandbox;
+mod free_unmapped;
 mod home_link;
 mod keep_alive;
 mod members;
@@ -13,7 +14,6 @@ mod onward;
 mod poll;
 mod requests;
 mod stops;
-mod unmapped;
 
 use crate::error::{GuestError, GuestResult};
 use crate::files::local::LocalNode;
@@ -75,15 +75,15 @@ impl Shim {
         key: Ephemeral,
         control_socket: ControlSocket,
     ) -> anyhow::Result<Self> {
-        let ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
+        let ShimRole::Guest { home, accepted_keys, uid, gid, .. } = start.role.clone() else {
             anyhow::bail!("this shim is not a guest shim");
         };
         let me = std::process::id() as i32;
         let machine = tern_migrate::machine::describe(&Memory::open(me)?, &procfs::maps(me)?)?;
         let local_node = LocalNode::new(start.node, &start.run_dir, &start.shared);
         Ok(Self {
-            home: HomeLink::new(home, accept.first().copied()),
-            workers: Workers::new(key, accept)?,
+            home: HomeLink::new(home, accepted_keys.first().copied()),
+            workers: Workers::new(key, accepted_keys)?,
             control_socket,
             source_links: Vec::new(),
             departures: Departures::default(),
@@ -129,8 +129,8 @@ impl Shim {
         self.poll()?;
         self.turn_watch.begin();
         self.members.update_empty_since();
-        self.serve_node();
-        self.turn_watch.step("serve_node");
+        self.serve_daemon_requests();
+        self.turn_watch.step("serve_daemon_requests");
         self.handle_worker_events();
         self.turn_watch.step("handle_worker_events");
         self.handle_stops();
@@ -139,8 +139,8 @@ impl Shim {
         self.turn_watch.step("receive_from_home");
         self.handle_traps();
         self.turn_watch.step("handle_traps");
-        self.start_openings();
-        self.turn_watch.step("start_openings");
+        self.start_file_opens();
+        self.turn_watch.step("start_file_opens");
         self.do_due_work();
         self.turn_watch.step("do_due_work");
         self.return_delegations();
@@ -153,8 +153,8 @@ impl Shim {
         self.turn_watch.step("report_fatal_signals");
         self.request_fetches();
         self.turn_watch.step("request_fetches");
-        self.report_cpu_thresholds();
-        self.turn_watch.step("report_cpu_thresholds");
+        self.report_reached_cpu_thresholds();
+        self.turn_watch.step("report_reached_cpu_thresholds");
         self.keep_alive();
         self.turn_watch.step("keep_alive");
         self.continue_quiesce();

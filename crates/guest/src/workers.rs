@@ -71,7 +71,7 @@ pub(crate) enum MappingUser {
 #[derive(Debug)]
 pub(crate) struct Workers {
     key: Arc<Ephemeral>,
-    accept: Vec<Fingerprint>,
+    accepted_keys: Vec<Fingerprint>,
     events: (Sender<WorkerEvent>, Receiver<WorkerEvent>),
     waker: Arc<OwnedFd>,
     connections: u64,
@@ -89,14 +89,14 @@ impl Workers {
     ///
     /// # Errors
     /// If there are too many descriptors.
-    pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
+    pub(crate) fn new(key: Ephemeral, accepted_keys: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
         let (handshakes, questions, openings, mapped_openings, memory_checks, content_checks) =
             Default::default();
         Ok(Self {
             key: Arc::new(key),
-            accept,
+            accepted_keys,
             events: channel(),
             waker,
             connections: 0,
@@ -120,7 +120,7 @@ impl Workers {
 
     /// Starts the handshake of an incoming connection.
     pub(crate) fn accept(&mut self, socket: TcpStream) {
-        let tls = match tern_wire::pinned_server(&self.key, &self.accept) {
+        let tls = match tern_wire::pinned_server(&self.key, &self.accepted_keys) {
             Ok(tls) => tls,
             Err(error) => return tracing::error!(%error, "no connection can be accepted"),
         };

@@ -95,7 +95,7 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
     match request {
         Request::Migrate { pid, to } => migrate::migrate_for_caller(node, caller, pid, to),
         Request::Continue { pid } => migrate::continue_frozen(node, caller, pid),
-        Request::Out { pid, from } => expel::expel(node, caller, pid, from),
+        Request::LeaveNode { pid, from } => expel::expel(node, caller, pid, from),
         Request::Tune { node: peer } => {
             caller.check_owns_node("measure the links")?;
             tune::measure(node, peer).map(Reply::Tuned)
@@ -124,7 +124,7 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             Ok(Reply::ResolvedNode(one_process::resolve_node(node, pid, of)))
         }
         Request::SetSymbolicNode { pid, name: of, node: to } => {
-            one_process::choose_node(node, caller, pid, of, to)
+            one_process::set_symbolic_node(node, caller, pid, of, to)
         }
         Request::FileTraffic(reports) => {
             caller.check_owns_node("report file traffic")?;
@@ -207,9 +207,12 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
                 (settings.stay, settings.local_stay, settings.block, settings.quiet) = Default::default();
             })
         }
-        Request::Prepare { node: to, migration, accept, uid, gid, group } => {
+        Request::Prepare { node: to, migration, accepted_keys, uid, gid, group } => {
             caller.check_owns_node("prepare a migration")?;
-            migrate::prepare_destination(node, GuestPreparation { to, migration, accept, uid, gid, group })
+            migrate::prepare_destination(
+                node,
+                GuestPreparation { to, migration, accepted_keys, uid, gid, group },
+            )
         }
         Request::Locate { node: on, shim } => {
             caller.check_owns_node("locate shims")?;

@@ -299,7 +299,7 @@ fn check_trusted(node: &Node, other: NodeId) -> Result<(), Refusal> {
 pub(crate) struct GuestPreparation {
     pub(crate) to: NodeId,
     pub(crate) migration: MigrationId,
-    pub(crate) accept: Vec<Fingerprint>,
+    pub(crate) accepted_keys: Vec<Fingerprint>,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) group: Vec<HomePid>,
@@ -307,7 +307,7 @@ pub(crate) struct GuestPreparation {
 
 /// From a home shim: makes the destination start a shim for the guest.
 pub(crate) fn prepare_destination(node: &Node, preparation: GuestPreparation) -> Result<Reply, Refusal> {
-    let GuestPreparation { to, migration, accept, uid, gid, group } = preparation;
+    let GuestPreparation { to, migration, accepted_keys, uid, gid, group } = preparation;
     let span = tracing::info_span!("migration", id = %migration, %to);
     let _inside = span.enter();
     if to == node.me() {
@@ -322,7 +322,7 @@ pub(crate) fn prepare_destination(node: &Node, preparation: GuestPreparation) ->
     let answer = client::call(
         node,
         to,
-        &PeerRequest::StartGuestShim { migration, accept, uid, gid },
+        &PeerRequest::StartGuestShim { migration, accepted_keys, uid, gid },
         START_SHIM_TIMEOUT,
     )?;
     let PeerReply::GuestShimStarted { shim, fingerprint } = answer.reply else {

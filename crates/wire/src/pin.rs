@@ -77,8 +77,8 @@ pub fn pinned_client(own: &Ephemeral, expect: Fingerprint) -> Result<ClientTls, 
 ///
 /// # Errors
 /// If the key is unusable.
-pub fn pinned_server(own: &Ephemeral, accept: &[Fingerprint]) -> Result<ServerTls, IdentityError> {
-    let verifier = Arc::new(Pins(accept.to_vec()));
+pub fn pinned_server(own: &Ephemeral, accepted_keys: &[Fingerprint]) -> Result<ServerTls, IdentityError> {
+    let verifier = Arc::new(Pins(accepted_keys.to_vec()));
     let config = server_config(verifier, vec![own.certificate.clone()], own.private_key())?;
     Ok(ServerTls { config, trust: Trust::KeyOnly })
 }

@@ -303,13 +303,13 @@ impl Shim {
             .and_then(|process| Some(self.peers.get(process.peer)?.fingerprint));
         let status = procfs::status(pid.0).unwrap_or_default();
         let started = self.start_helper(move || {
-            let mut accept = vec![key.fingerprint()];
-            accept.extend(source);
+            let mut accepted_keys = vec![key.fingerprint()];
+            accepted_keys.extend(source);
             let mut result = Err(Refusal::new(RefusalKind::BadRequest, "no node to go to"));
             for node in nodes {
-                let (accept, uid, gid) = (accept.clone(), status.uid[1], status.gid[1]);
+                let (accepted_keys, uid, gid) = (accepted_keys.clone(), status.uid[1], status.gid[1]);
                 let group = group.clone();
-                let request = Request::Prepare { node, migration, accept, uid, gid, group };
+                let request = Request::Prepare { node, migration, accepted_keys, uid, gid, group };
                 result = ternd::request(&run_dir, &request)
                     .and_then(|reply| connect_to_guest_shim(node, reply, &key));
                 if result.is_ok() {

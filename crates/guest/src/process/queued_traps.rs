@@ -48,13 +48,13 @@ impl QueuedTraps {
     }
 
     /// The request to open a file, and its number, when called for the first time.
-    pub(crate) fn start_opening(&mut self) -> Option<(u64, OpenRequest)> {
+    pub(crate) fn start_file_open(&mut self) -> Option<(u64, OpenRequest)> {
         let opening = self.opening.as_mut()?;
         Some((opening.number, opening.start()?))
     }
 
     /// Stores the outcome of the opening with this number. Returns false if no trap waits for it.
-    pub(crate) fn finish_opening(&mut self, number: u64, opened: io::Result<LocalFile>) -> bool {
+    pub(crate) fn finish_file_open(&mut self, number: u64, opened: io::Result<LocalFile>) -> bool {
         let Some(opening) = self.opening.as_mut().filter(|opening| opening.number == number) else {
             return false;
         };

@@ -67,7 +67,7 @@ impl Shim {
     }
 
     /// Reports to home which guests have reached a threshold of CPU usage.
-    pub(super) fn report_cpu_thresholds(&mut self) {
+    pub(super) fn report_reached_cpu_thresholds(&mut self) {
         let live = self.members.iter_mut().filter(|guest| guest.is_active());
         let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached_thresholds).collect();
         for (tag, used) in reports {

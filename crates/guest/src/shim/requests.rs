@@ -19,7 +19,7 @@ use tern_wire::Link;
 const KILL_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Shim {
-    pub(super) fn serve_node(&mut self) {
+    pub(super) fn serve_daemon_requests(&mut self) {
         while let Some(caller) = self.control_socket.accept() {
             match caller.request() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.process_rows())),
@@ -105,9 +105,9 @@ impl Shim {
     }
 
     /// Has a worker open each file that a guest waits for.
-    pub(super) fn start_openings(&mut self) {
+    pub(super) fn start_file_opens(&mut self) {
         for guest in self.members.iter_mut() {
-            if let Some((number, request)) = guest.process.queued_traps.start_opening() {
+            if let Some((number, request)) = guest.process.queued_traps.start_file_open() {
                 self.workers.open_file(guest.process.pid, number, request);
             }
         }
@@ -115,7 +115,7 @@ impl Shim {
 
     fn handle_opened(&mut self, pid: HomePid, number: u64, opened: io::Result<LocalFile>) {
         self.act_on(pid, |guest, home| {
-            let is_awaited = guest.process.queued_traps.finish_opening(number, opened);
+            let is_awaited = guest.process.queued_traps.finish_file_open(number, opened);
             if is_awaited { guest.handle_queued_traps(home) } else { Ok(()) }
         });
     }

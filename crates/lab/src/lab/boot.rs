@@ -15,7 +15,7 @@ const EMULATOR_START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Boots these nodes in parallel. Their ports are left down.
 pub(super) fn start_nodes(state: &mut LabState, numbers: &[u16]) -> Result<()> {
-    let (layout, emulated, switch) = (state.layout(), state.uses_emulator(), state.switch()?);
+    let (layout, emulated, switch) = (state.layout(), state.uses_emulator(), state.switch_process()?);
     let mut starting = Vec::new();
     for number in numbers {
         if let Some(signal) = signals::recorded() {
@@ -48,7 +48,7 @@ pub(super) fn start_nodes(state: &mut LabState, numbers: &[u16]) -> Result<()> {
 
 /// Waits until the link emulator, if the lab has one, serves the ports of this node.
 pub(super) fn wait_for_emulator(state: &LabState, node: u16) -> Result<()> {
-    let (Some(emulator), switch) = (state.emulator, state.switch()?) else { return Ok(()) };
+    let (Some(emulator), switch) = (state.emulator, state.switch_process()?) else { return Ok(()) };
     let layout = state.layout();
     let ports: Vec<_> = layout.ports_of(node).map(|p| p.port.as_str()).collect();
     if emulator::wait_for_ports(switch, emulator, &ports, EMULATOR_START_TIMEOUT)? {

@@ -105,7 +105,7 @@ impl LabState {
     }
 
     /// The process that holds the switch.
-    pub(crate) fn switch(&self) -> Result<Process> {
+    pub(crate) fn switch_process(&self) -> Result<Process> {
         self.switch.ok_or_else(|| LabError::NotUp(self.name.clone()))
     }
 

@@ -61,7 +61,8 @@ pub(super) fn kill_node(state: &mut LabState, node: u16) -> Result<()> {
     for port in layout.ports_of(node) {
         // The kernel removes them with the node's namespace, possibly only after a restart needs
         // their names.
-        let _ = iproute2::run_batch(state.switch()?, Program::Ip, &[format!("link del {}", port.port)]);
+        let _ =
+            iproute2::run_batch(state.switch_process()?, Program::Ip, &[format!("link del {}", port.port)]);
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ impl Cable {
 /// Makes the network match `cuts`. `state` holds the current cuts, and is updated to match.
 pub(crate) fn apply(state: &mut LabState, cuts: BTreeSet<Cable>) -> Result<()> {
     let layout = state.layout();
-    let switch = state.switch()?;
+    let switch = state.switch_process()?;
     let up = |p: &&Port| state.node(p.node).is_ok_and(|n| n.init.is_some());
     let ports: Vec<&Port> = layout.ports.iter().filter(up).collect();
     let mut blocks = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn apply(state: &mut LabState, cuts: BTreeSet<Cable>) -> Result<()> {
 /// are not cut.
 pub(crate) fn connect_node(state: &LabState, node: u16) -> Result<()> {
     let layout = state.layout();
-    let switch = state.switch()?;
+    let switch = state.switch_process()?;
     let mut blocks = Vec::new();
     for to in layout.ports_of(node) {
         let from =
@@ -92,7 +92,7 @@ pub(crate) fn connect_node(state: &LabState, node: u16) -> Result<()> {
 /// Takes all of a node's ports down before the node is killed, so that it sends no last packet.
 pub(crate) fn disable_ports(state: &LabState, node: u16) -> Result<()> {
     let lines: Vec<_> = state.layout().ports_of(node).map(|p| format!("link set {} down", p.port)).collect();
-    iproute2::run_batch(state.switch()?, Program::Ip, &lines)
+    iproute2::run_batch(state.switch_process()?, Program::Ip, &lines)
 }
 
 fn port_state_line(port: &Port, cuts: &BTreeSet<Cable>) -> String {

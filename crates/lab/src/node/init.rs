@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 /// and exits.
 pub(crate) fn create_node(lab: &LabName, node: u16) -> Result<u8> {
     let state = LabState::load(lab)?;
-    let switch = state.switch()?.open().with_context(|| "find the switch".to_owned())?;
+    let switch = state.switch_process()?.open().with_context(|| "find the switch".to_owned())?;
     Hierarchies::find()?.node_group(lab, node).join()?;
     // The writable layers of the nodes' file systems are on a tmpfs that only the mount namespace of
     // the switch process has.

@@ -74,7 +74,7 @@ pub(crate) fn resolve_node(node: &Node, pid: HomePid, of: SymbolicNode) -> Optio
 }
 
 /// Sets the node that one of these names means for a process; `None` is its home.
-pub(crate) fn choose_node(
+pub(crate) fn set_symbolic_node(
     node: &Node,
     caller: Caller,
     pid: HomePid,

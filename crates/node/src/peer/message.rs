@@ -45,7 +45,7 @@ pub(crate) enum PeerRequest {
         /// The migration that starts.
         migration: MigrationId,
         /// The fingerprints of the keys whose connections the shim accepts.
-        accept: Vec<Fingerprint>,
+        accepted_keys: Vec<Fingerprint>,
         /// The user of the process.
         uid: u32,
         /// The group of the process.

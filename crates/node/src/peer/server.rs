@@ -65,18 +65,18 @@ fn handle(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
                 accepts_guests: node.check_accepts_guests().is_ok(),
             })
         }
-        PeerRequest::StartGuestShim { migration, accept, uid, gid } => {
+        PeerRequest::StartGuestShim { migration, accepted_keys, uid, gid } => {
             let span = tracing::info_span!("migration", id = %migration, home = %peer);
             let _inside = span.enter();
             node.check_accepts_guests()?;
             check_guest_user(node, uid)?;
-            if accept.is_empty() || accept.len() > MAX_ACCEPTED_KEYS {
+            if accepted_keys.is_empty() || accepted_keys.len() > MAX_ACCEPTED_KEYS {
                 return Err(Refusal::new(
                     RefusalKind::BadRequest,
                     "the shim of a guest needs 1 to 4 keys to accept",
                 ));
             }
-            let role = ShimRole::Guest { home: peer, migration, accept, uid, gid };
+            let role = ShimRole::Guest { home: peer, migration, accepted_keys, uid, gid };
             if node.config.file.shared.iter().flatten().next().is_some()
                 && let Err(error) = HelperProgram::file_server(&node.config).ensure_running()
             {

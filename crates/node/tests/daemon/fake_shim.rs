@@ -72,11 +72,13 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
         (ShimRequest::Migrate { pid, to: Destination::Node(to) }, ShimRole::Deputy { .. }) => {
             migrate(start, own, pid, to)
         }
-        (ShimRequest::Connection, ShimRole::Guest { accept, .. }) => {
+        (ShimRequest::Connection, ShimRole::Guest { accepted_keys, .. }) => {
             let connection = receive(&socket);
             stream::write(&mut socket, &ShimReply::Done).unwrap();
             let deadline = Instant::now() + Duration::from_secs(5);
-            if let Ok(mut link) = Link::accept(connection, &pinned_server(own, accept).unwrap(), deadline) {
+            if let Ok(mut link) =
+                Link::accept(connection, &pinned_server(own, accepted_keys).unwrap(), deadline)
+            {
                 let frame = link.recv(deadline).unwrap();
                 link.send(frame.kind, frame.tag, &[b"guest of ", &frame.payload], deadline).unwrap();
             }
@@ -111,10 +113,10 @@ fn row(start: &ShimStart) -> ProcessRow {
 fn migrate(start: &ShimStart, own: &Ephemeral, pid: HomePid, to: tern_ids::NodeId) -> ShimReply {
     let migration = MigrationId([7; 16]);
     let mut control = UnixStream::connect(start.run_dir.join("control")).unwrap();
-    let accept = vec![own.fingerprint()];
+    let accepted_keys = vec![own.fingerprint()];
     stream::write(
         &mut control,
-        &Request::Prepare { node: to, migration, accept, uid: 0, gid: 0, group: vec![] },
+        &Request::Prepare { node: to, migration, accepted_keys, uid: 0, gid: 0, group: vec![] },
     )
     .unwrap();
     let (address, shim, fingerprint) = match stream::read(&mut control).unwrap() {

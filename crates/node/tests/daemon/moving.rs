@@ -35,7 +35,7 @@ fn shims_connect_through_their_ternds() {
     let guests = rows(&cluster, 1);
     assert!(guests.len() == 2 && guests.iter().all(|row| row.from == Some(NodeId(1))), "{guests:?}");
     if is_root() {
-        let out = Request::Out { pid: guests[0].pid, from: None };
+        let out = Request::LeaveNode { pid: guests[0].pid, from: None };
         match cluster.nodes[1].ask_as(USER, &out) {
             Reply::Refused(refusal) => assert_eq!(refusal.kind, RefusalKind::NotAllowed, "{refusal:?}"),
             other => panic!("{other:?}"),
@@ -73,10 +73,10 @@ fn untrusted_and_unwilling_destinations_are_refused() {
     assert_eq!(refusal.message, "node 3 is not trusted with this node's processes");
     let refusal = cluster.nodes[0].refusal(&to(process.pid(), 2));
     assert_eq!((refusal.kind, &*refusal.message), (RefusalKind::Unavailable, "node 2 takes no guests"));
-    let accept = vec![tern_ids::Fingerprint([0; 32])];
+    let accepted_keys = vec![tern_ids::Fingerprint([0; 32])];
     let migration = MigrationId([1; 16]);
     cluster.nodes[1].kill();
-    let request = Request::Prepare { node: NodeId(2), migration, accept, uid: 0, gid: 0, group: vec![] };
+    let request = Request::Prepare { node: NodeId(2), migration, accepted_keys, uid: 0, gid: 0, group: vec![] };
     assert_eq!(cluster.nodes[0].refusal(&request).kind, RefusalKind::Unavailable);
 }
 

@@ -23,7 +23,7 @@ fn plain_user_cannot_change_the_node() {
         Request::Prepare {
             node: NodeId(2),
             migration: MigrationId([0; 16]),
-            accept: Vec::new(),
+            accepted_keys: Vec::new(),
             uid: 0,
             gid: 0,
             group: Vec::new(),

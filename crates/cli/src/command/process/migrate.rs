@@ -100,7 +100,7 @@ impl Action {
     fn apply(self, pid: HomePid, word: &str, options: &Options) -> Result<(), Failure> {
         let request = match self {
             Self::Move(to) => Request::Migrate { pid, to },
-            Self::Out(from) => Request::Out { pid, from },
+            Self::Out(from) => Request::LeaveNode { pid, from },
             Self::Continue => Request::Continue { pid },
         };
         let doing = match self {

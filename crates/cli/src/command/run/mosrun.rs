@@ -106,7 +106,7 @@ pub(crate) fn launch(options: &Launch<'_>) -> Result<Infallible, Failure> {
     let registration = Request::Register { lock, never: options.never_migrates, advice: advice.clone() };
     match &options.target {
         // At home the program runs with or without ternd.
-        LaunchTarget::Home => drop(client::request(&registration)),
+        LaunchTarget::HereLocked => drop(client::request(&registration)),
         LaunchTarget::Here => match client::request(&registration) {
             Ok(Reply::Done) => {}
             Ok(other) if !options.fallback => return Err(client::unexpected_reply(&other)),

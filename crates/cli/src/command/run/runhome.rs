@@ -28,7 +28,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     }
     let (program, arguments) = parse_program(invocation.tool, invocation.args)?;
     match mosrun::launch(&Launch {
-        target: LaunchTarget::Home,
+        target: LaunchTarget::HereLocked,
         fallback: false,
         lock: Lock::Locked,
         never_migrates: false,

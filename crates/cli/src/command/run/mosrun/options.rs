@@ -44,7 +44,7 @@ pub(crate) enum LaunchTarget {
     /// Here by default; ternd must register it, so that it can be moved.
     Here,
     /// Here, locked.
-    Home,
+    HereLocked,
     /// On the best node.
     Best,
     /// On the first of these nodes that accepts it.
@@ -82,7 +82,7 @@ pub(crate) fn parse(args: &[OsString]) -> Result<CommandLine<'_>, String> {
     // is locked (MOSIX-2; openMosix also locked a plain `mosrun`).
     let lock = parsed.lock.unwrap_or(match parsed.target {
         None | Some(LaunchTarget::Here | LaunchTarget::Best) => Lock::Keep,
-        Some(LaunchTarget::Home | LaunchTarget::Nodes(_)) => Lock::Locked,
+        Some(LaunchTarget::HereLocked | LaunchTarget::Nodes(_)) => Lock::Locked,
     });
     let (target, fallback, advice) =
         (parsed.target.unwrap_or(LaunchTarget::Here), parsed.fallback, parsed.advice);
@@ -146,7 +146,7 @@ impl Parsed {
         // Letters without values may be combined, as in -lz.
         for letter in text.chars() {
             match letter {
-                'h' => self.set_target(LaunchTarget::Home)?,
+                'h' => self.set_target(LaunchTarget::HereLocked)?,
                 'b' => self.set_target(LaunchTarget::Best)?,
                 'F' => self.fallback = true,
                 'l' => self.lock = Some(Lock::Unlocked),

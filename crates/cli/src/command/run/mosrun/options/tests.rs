@@ -29,7 +29,7 @@ fn on(numbers: &[u16]) -> LaunchTarget {
 fn named_node_implies_lock() {
     assert_eq!(parse_launch("flac -8 a"), (LaunchTarget::Here, false, Lock::Keep, "flac: flac -8 a".into()));
     assert_eq!(parse_launch("-3 flac"), (on(&[3]), false, Lock::Locked, "flac: flac".into()));
-    assert_eq!(parse_launch("-h -l x"), (LaunchTarget::Home, false, Lock::Unlocked, "x: x".into()));
+    assert_eq!(parse_launch("-h -l x"), (LaunchTarget::HereLocked, false, Lock::Unlocked, "x: x".into()));
     assert_eq!(parse_launch("-65535 -F -k x"), (on(&[65_535]), true, Lock::Keep, "x: x".into()));
     assert_eq!(parse_launch("-c x"), (LaunchTarget::Here, false, Lock::Keep, "x: x".into()));
     assert_eq!(parse_launch("-c -2 x"), (on(&[2]), false, Lock::Locked, "x: x".into()));
