@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+pub mod departure_failure;
 pub mod fault;
 pub mod journey;
 pub mod machine;

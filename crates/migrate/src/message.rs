@@ -7,6 +7,7 @@
 //! and is not copied.
 
 use crate::cpu::{CpuTime, GuestDemand};
+use crate::departure_failure::DepartureFailure;
 use crate::names::NameNotice;
 use crate::partial::Partial;
 use crate::prefetch::OpenPrefetch;
@@ -301,8 +302,8 @@ pub enum Message {
     /// which home has offered. A link of an earlier, aborted departure may still deliver messages
     /// for another epoch.
     TransferFor(Epoch),
-    /// guest → home: the departure failed, with the reason. The process runs on.
-    DepartureFailed(String),
+    /// guest → home: the departure failed. The process runs on.
+    DepartureFailed(DepartureFailure),
     /// home → guest: the process runs elsewhere now; end the local copy.
     Drop,
     /// home → guest: the migration failed; resume the local copy.

@@ -8,6 +8,7 @@ mod examine;
 use std::path::Path;
 use tern_ids::{Epoch, Fingerprint, HomePid, ShimId};
 use tern_image::Layout;
+use tern_migrate::departure_failure::Busy;
 use tern_migrate::message::{CallRequest, CallResult, Departure, Message};
 use tern_syscall::{Arg, ByteBuf, Call, Outcome, Segments};
 
@@ -50,7 +51,7 @@ fn messages() -> Vec<Message> {
         Message::DiscardPages(vec![(0, 4096), (8192, 4096)]),
         Message::Depart(onward),
         Message::TransferFor(Epoch(3)),
-        Message::DepartureFailed("busy".into()),
+        Message::DepartureFailed(Busy::Forking.into()),
         Message::Signal(3, vec![10; 128]),
         Message::Reattach(Epoch(2), 5),
         Message::Result(Box::new(result)),

@@ -106,7 +106,7 @@ impl Shim {
                 }
             }
             Message::DepartureFailed(why) if holds => {
-                self.departure_failed(pid, &why);
+                self.departure_failed(pid, why);
                 // A guest that has sent everything is frozen, and cannot tell whether home has
                 // decided.
                 if self

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
 use tern_image::FileRef;
 use tern_image::object::SharedObjects;
+use tern_migrate::departure_failure::Busy;
 use tern_migrate::message::{Message, ReceivedMessage};
 use tern_migrate::{Phase, fault};
 use tern_tracee::{Error, Result};
@@ -32,10 +33,6 @@ const MAX_WAITING_PARTS: usize = 64;
 
 /// How often to look whether a deputy's long call has finished.
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(20);
-
-/// The reason of a move that is refused because a thread cannot be stopped.
-pub(crate) const CALL_LASTS: &str =
-    "busy: a call of it at home cannot be interrupted and does not end; try again";
 
 impl Shim {
     /// Handles a part of a process that comes home.
@@ -77,7 +74,7 @@ impl Shim {
                 Err(error) => {
                     // It cannot be restored here. Its guest is unchanged and continues.
                     tracing::warn!(%pid, %error, "it could not come home");
-                    self.departure_failed(pid, &error.to_string());
+                    self.departure_failed(pid, error.to_string());
                     self.send(pid, &Message::Thaw);
                 }
             }
@@ -235,7 +232,7 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let task = process.task.as_ref();
         if task.is_some_and(|task| task.caller.is_some() && task.started_at.elapsed() > RETRY_TIMEOUT) {
-            return self.departure_failed(pid, CALL_LASTS);
+            return self.departure_failed(pid, Busy::UninterruptibleCall);
         }
         process.waits.retry_after(BLOCKED_INTERVAL);
     }

@@ -1,7 +1,7 @@
 //! A process leaves home: its sending, the hand-over, and the way back if that fails.
 
 use crate::links::peers::PeerId;
-use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
+use crate::migrate::arrival::MAX_BLOCKED;
 use crate::migrate::source::OutgoingSource;
 use crate::process::Process;
 use crate::process::state::{Outgoing, State};
@@ -9,6 +9,7 @@ use crate::shim::Shim;
 use crate::stops::quiesce::Quiesced;
 use tern_ids::HomePid;
 use tern_image::content::ShowableFiles;
+use tern_migrate::departure_failure::Busy;
 use tern_migrate::message::Message;
 use tern_migrate::source::{ProcessSender, SendError};
 use tern_migrate::{Phase, fault};
@@ -128,7 +129,7 @@ impl Shim {
                             }
                             self.send_to_peer(peer, pid, &Message::Drop);
                             self.requeue_task(pid);
-                            return self.cancel_outgoing(pid, CALL_LASTS);
+                            return self.cancel_outgoing(pid, Busy::UninterruptibleCall.reason());
                         }
                         Err(error) => return self.handle_error(pid, &error),
                     }

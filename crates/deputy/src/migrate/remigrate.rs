@@ -7,6 +7,7 @@ use crate::process::state::{MigrationTask, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::Duration;
 use tern_ids::HomePid;
+use tern_migrate::departure_failure::DepartureFailure;
 use tern_migrate::message::{Departure, Message};
 
 impl Shim {
@@ -120,11 +121,12 @@ impl Shim {
     }
 
     /// The guest did not depart, and continues where it is.
-    pub(crate) fn departure_failed(&mut self, pid: HomePid, why: &str) {
+    pub(crate) fn departure_failed(&mut self, pid: HomePid, why: impl Into<DepartureFailure>) {
+        let why = why.into();
         self.drop_parts(pid);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let patient = process.task.as_ref().is_some_and(|t| t.started_at.elapsed() < RETRY_TIMEOUT);
-        if why.starts_with("busy")
+        if matches!(why, DepartureFailure::Busy(_))
             && patient
             && matches!(process.state, State::Remigrating(_) | State::Returning(_))
         {
@@ -139,7 +141,7 @@ impl Shim {
                 return;
             }
         }
-        self.abort_task(pid, why);
+        self.abort_task(pid, &why.to_string());
         if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_left_behind()) {
             process.waits.retry_after(Duration::from_secs(1));
         }

@@ -5,7 +5,7 @@
 //! refused in the end; a freeze is refused at once.
 
 use super::quiesce::{Quiesced, is_uninterruptible};
-use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
+use crate::migrate::arrival::MAX_BLOCKED;
 use crate::process::Process;
 use crate::process::waits::WhenStopped;
 use crate::shim::{RETRY_TIMEOUT, Shim};
@@ -14,6 +14,7 @@ use tern_control::control_socket::PendingRequest;
 use tern_control::shim::ShimReply;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::HomePid;
+use tern_migrate::departure_failure::Busy;
 
 impl Shim {
     /// Has a process that stays at home run on, untraced.
@@ -118,10 +119,13 @@ impl Shim {
         match then {
             WhenStopped::Leave(..) => {
                 self.requeue_task(pid);
-                self.abort_task(pid, CALL_LASTS);
+                self.abort_task(pid, Busy::UninterruptibleCall.reason());
             }
             WhenStopped::Freeze(caller) => {
-                caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, CALL_LASTS)));
+                caller.reply(&ShimReply::Refused(Refusal::new(
+                    RefusalKind::CannotMove,
+                    Busy::UninterruptibleCall.reason(),
+                )));
             }
             WhenStopped::Release => {}
         }

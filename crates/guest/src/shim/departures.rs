@@ -10,6 +10,7 @@ use crate::process::shared::State;
 use std::collections::HashSet;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
+use tern_migrate::departure_failure::{Busy, DepartureFailure};
 use tern_migrate::message::{Departure, Message, Reassembler, ReceivedMessage, send};
 use tern_migrate::source::{ProcessSender, SendError};
 use tern_wire::Link;
@@ -40,7 +41,7 @@ impl Shim {
         let done = match link {
             Ok(link) => self.start_departure(pid, departure, Some(*link)),
             Err(why) => {
-                self.send_home(pid, &Message::DepartureFailed(why));
+                self.send_home(pid, &Message::DepartureFailed(why.into()));
                 Ok(())
             }
         };
@@ -56,7 +57,7 @@ impl Shim {
         link: Option<Link>,
     ) -> GuestResult {
         let Some(is_done) = self.try_act_on(pid, Guest::return_delegations)? else {
-            self.send_home(pid, &Message::DepartureFailed("busy: it is being created; try again".into()));
+            self.send_home(pid, &Message::DepartureFailed(Busy::BeingCreated.into()));
             return Ok(());
         };
         if !is_done {
@@ -68,16 +69,14 @@ impl Shim {
         if must_await_fork {
             guest.process.stop_reasons.hold_forks();
         }
-        let result = match guest.check_movable() {
-            _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => {
-                Err("busy: it is forking; try again".into())
-            }
+        let result: Result<(), DepartureFailure> = match guest.check_movable() {
+            _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => Err(Busy::Forking.into()),
             _ if must_await_fork => {
                 // The pending fork would cancel this departure too.
-                Err("busy: it is forking; try again".into())
+                Err(Busy::Forking.into())
             }
-            Err(unmovable) => Err(unmovable.to_string()),
-            Ok(()) => self.begin_sending(pid, departure, link).map_err(|e| e.to_string()),
+            Err(unmovable) => Err(unmovable.to_string().into()),
+            Ok(()) => self.begin_sending(pid, departure, link).map_err(|e| e.to_string().into()),
         };
         if let Err(why) = result {
             self.send_home(pid, &Message::DepartureFailed(why));
@@ -177,7 +176,7 @@ impl Shim {
             }
             Err(error) => {
                 guest.process.state = State::Departing(departing);
-                self.cancel_departure(pid, Some(error.to_string()));
+                self.cancel_departure(pid, Some(error.to_string().into()));
                 if let SendError::Process(error) = error
                     && error.is_gone()
                 {
@@ -209,7 +208,7 @@ impl Shim {
                         _ => self.cancel_departure(pid, Some("the next node broke the protocol".into())),
                     },
                     Ok(None) => break,
-                    Err(error) => self.cancel_departure(pid, Some(error.to_string())),
+                    Err(error) => self.cancel_departure(pid, Some(error.to_string().into())),
                 }
             }
         }
@@ -233,12 +232,12 @@ impl Shim {
         for (pid, why) in failed {
             // The guest may have arrived there all the same; only home can find out. It stays
             // stopped until home sends `Thaw` or ends it.
-            self.send_home(pid, &Message::DepartureFailed(why));
+            self.send_home(pid, &Message::DepartureFailed(why.into()));
         }
     }
 
     /// Cancels a departure: the guest continues here.
-    pub(super) fn cancel_departure(&mut self, pid: HomePid, why: Option<String>) {
+    pub(super) fn cancel_departure(&mut self, pid: HomePid, why: Option<DepartureFailure>) {
         let (was_waiting, was_returning) = self.departures.cancel(pid);
         if was_waiting && let Some(why) = &why {
             self.send_home(pid, &Message::DepartureFailed(why.clone()));

@@ -8,6 +8,7 @@ use crate::process::shared::{Process, State};
 use crate::process::thread::PendingCall;
 use crate::workers::MappingUser;
 use tern_ids::HomePid;
+use tern_migrate::departure_failure::Busy;
 use tern_migrate::message::{Message, ReceivedMessage};
 use tern_syscall::{Outcome, Route, SplitCall, route};
 use tern_tracee::siginfo::Siginfo;
@@ -149,7 +150,7 @@ impl Shim {
                 let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
                 if guest.let_exit(tid)? {
                     // The memory is read through this thread while it is sent. Home asks again.
-                    self.cancel_departure(pid, Some("busy: its first thread is ending; try again".into()));
+                    self.cancel_departure(pid, Some(Busy::FirstThreadEnding.into()));
                 }
                 Ok(())
             }
@@ -235,7 +236,7 @@ impl Shim {
         {
             process.stop_reasons.hold_forks();
         }
-        self.cancel_departure(pid, Some("busy: it is forking; try again".into()));
+        self.cancel_departure(pid, Some(Busy::Forking.into()));
         let (Some(guest), Some(sandbox)) = (self.members.get_mut(pid), self.sandbox.get()) else { return };
         match guest.fork(tid, pending, child, sandbox) {
             Ok(forked) => {

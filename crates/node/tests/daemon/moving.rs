@@ -76,7 +76,8 @@ fn untrusted_and_unwilling_destinations_are_refused() {
     let accepted_keys = vec![tern_ids::Fingerprint([0; 32])];
     let migration = MigrationId([1; 16]);
     cluster.nodes[1].kill();
-    let request = Request::Prepare { node: NodeId(2), migration, accepted_keys, uid: 0, gid: 0, group: vec![] };
+    let request =
+        Request::Prepare { node: NodeId(2), migration, accepted_keys, uid: 0, gid: 0, group: vec![] };
     assert_eq!(cluster.nodes[0].refusal(&request).kind, RefusalKind::Unavailable);
 }
 
