@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
 use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, NodeId, ShimId};
 use tern_image::FileRef;
+use tern_image::content::ContentReader;
 use tern_image::content::{KeptContent, OpenedFile};
 use tern_image::object::{ObjectId, seal_unmapped};
 use tern_tracee::{procfs, threads};
@@ -254,6 +255,15 @@ impl Workers {
         let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
+    /// Starts a thread that reads files which are sent to another node.
+    ///
+    /// # Errors
+    /// If there can be no more threads.
+    pub(crate) fn start_reader(&self) -> io::Result<ContentReader> {
+        let waker = Arc::clone(&self.waker);
+        ContentReader::start(move || wake(&waker))
+    }
+
     /// Runs `work` in a thread, unless [`MAX_WORKERS`] of its kind are running.
     fn spawn(
         &self,
@@ -270,11 +280,16 @@ impl Workers {
             drop(permit);
             if let Some(event) = event {
                 let _loop_is_gone = events.send(event);
-                let _full_is_rung = rustix::io::write(&waker, &1u64.to_ne_bytes());
+                wake(&waker);
             }
         });
         thread.is_ok()
     }
+}
+
+/// Wakes the main loop, which polls this eventfd.
+fn wake(waker: &OwnedFd) {
+    let _overflow_is_awake = rustix::io::write(waker, &1u64.to_ne_bytes());
 }
 
 impl AsFd for Workers {

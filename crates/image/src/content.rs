@@ -15,13 +15,17 @@
 
 mod cache;
 mod identify;
+mod opening;
+mod reader;
 
 pub use cache::{ContentCache, KeptContent, OpenFileConnection, OpenedFile};
+pub use opening::by_file;
+pub use reader::{ContentReader, OpenContent, PIECE_BYTES};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
-use identify::{IdentifiedFile, Identifier, current_stamp, stamp};
+use identify::{IdentifiedFile, Identifier, current_stamp};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,7 +33,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
-use tern_ids::{ContentHash, NodeId};
+use tern_ids::NodeId;
 use tern_tracee::procfs::{self, Mapping};
 
 /// A file changed within this many seconds is not cached by hash.
@@ -237,64 +241,6 @@ impl HomeFiles {
         self.identifier.open_object(m)
     }
 
-    /// Opens a file that was unmapped after it was identified.
-    ///
-    /// # Errors
-    /// If its name refers to another file now.
-    pub fn open_by_name(&self, file: &FileRef) -> io::Result<File> {
-        self.identifier.open_named(&file.path, file.inode)
-    }
-
-    /// The identified files with this content.
-    pub fn by_hash(&self, hash: ContentHash) -> impl Iterator<Item = &FileRef> {
-        self.identified.values().map(|identified| &identified.file).filter(move |file| file.hash == hash)
-    }
-
-    /// Opens the content of a file, as it was when it was identified. `maps` reads the process's
-    /// current mappings, which is not needed if the file is still mapped where it was then.
-    ///
-    /// # Errors
-    /// If no file has it any more.
-    pub fn content(
-        &self,
-        file: &FileRef,
-        maps: impl FnOnce() -> io::Result<Vec<Mapping>>,
-    ) -> io::Result<File> {
-        if let Some(found) = self.unchanged_content(file) {
-            return Ok(found);
-        }
-        let copy = self
-            .identified
-            .values()
-            .filter(|identified| identified.file.hash == file.hash)
-            .find_map(|k| k.copy.as_ref());
-        copy.map_or_else(|| self.open_like(file, &by_file(&maps()?)), File::try_clone)
-    }
-
-    /// The content of a file that was copied, or whose mapping and stamp are still the same.
-    fn unchanged_content(&self, file: &FileRef) -> Option<File> {
-        let known = self.identified.get(&(file.device, file.inode)).filter(|k| k.file.hash == file.hash)?;
-        if let Some(copy) = &known.copy {
-            return copy.try_clone().ok();
-        }
-        let expected = known.stamp.as_ref()?;
-        let found = self.identifier.open_mapped(known.mapped_at, &file.path, file.inode).ok()?;
-        found.metadata().is_ok_and(|now| stamp(&now) == *expected).then_some(found)
-    }
-
-    /// Opens a file, or another one with the same content, which neither the guest's node nor the
-    /// program can distinguish. `mapped` are the process's current mappings, by file.
-    ///
-    /// # Errors
-    /// If no file has it any more.
-    pub fn open_like(&self, file: &FileRef, mapped: &HashMap<(u64, u64), &Mapping>) -> io::Result<File> {
-        let one = |file: &FileRef| {
-            let mapping = mapped.get(&(file.device, file.inode));
-            mapping.map_or_else(|| self.open_by_name(file), |m| self.identifier.open(m))
-        };
-        one(file).or_else(|error| self.by_hash(file.hash).find_map(|file| one(file).ok()).ok_or(error))
-    }
-
     /// Drops the record of a file if it could not be read: a worker may have found that it was just
     /// being unmapped.
     pub fn forget_unreadable(&mut self, m: &Mapping) {
@@ -317,8 +263,9 @@ impl HomeFiles {
     }
 
     /// Drops the records of files that may have changed since their content was read, and of those that
-    /// could not be read: these may have just been unmapped. The process is stopped now; while it ran, it may have written to a file that it maps. Pages that it has not
-    /// written itself must have the content that the file has at the stop.
+    /// could not be read: these may have just been unmapped. The process is stopped now; while it ran,
+    /// it may have written to a file that it maps. Pages that it has not written itself must have the
+    /// content that the file has at the stop.
     pub fn forget_changed(&mut self) {
         self.others.retain(|_, found| found.is_ok());
         let identifier = &self.identifier;
@@ -369,16 +316,6 @@ impl IdentifiedFile {
     }
 }
 
-/// The first mapping of each file, by device and inode.
-#[must_use]
-pub fn by_file(maps: &[Mapping]) -> HashMap<(u64, u64), &Mapping> {
-    let mut mapped = HashMap::new();
-    for m in maps.iter().filter(|m| !m.is_anonymous()) {
-        mapped.entry((m.device, m.inode)).or_insert(m);
-    }
-    mapped
-}
-
 impl FileIdentifier for HomeFiles {
     /// The check that all processes that share it move together is made when they are stopped.
     fn moves_with_sharers(&self, m: &Mapping) -> bool {
@@ -400,30 +337,6 @@ impl FileIdentifier for HomeFiles {
         }
         Ok(None)
     }
-}
-
-/// Reads a piece of a file for sending. A file with a location (`may_shrink`) may have become
-/// shorter where it is stored: pages behind its end are then sent as zeroes.
-///
-/// # Errors
-/// Those of the file; `InvalidData` if a file without a location has become shorter.
-pub fn read_piece(
-    file: &File,
-    offset: u64,
-    max_len: usize,
-    (size, may_shrink): (u64, bool),
-) -> io::Result<Vec<u8>> {
-    let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(max_len);
-    let mut piece = Vec::with_capacity(want);
-    let mut reader = At { file, offset };
-    (&mut reader).take(want as u64).read_to_end(&mut piece)?;
-    if piece.len() < want && may_shrink {
-        piece.resize(want, 0);
-    }
-    if piece.len() < want {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a mapped file was truncated"));
-    }
-    Ok(piece)
 }
 
 struct At<'a> {

@@ -343,6 +343,9 @@ pub enum Message {
         /// Offset of the piece in the file.
         offset: u64,
     },
+    /// home → guest, per thread: the content that was requested by [`Message::RequestContent`] cannot
+    /// be read.
+    NoContent(ContentHash),
     /// guest → home, on a new link, once for each thread, and for the first thread last: the
     /// process is here in this epoch. With the number of signals that the thread has received.
     Reattach(Epoch, u64),
@@ -415,6 +418,7 @@ impl Message {
                 | Self::FetchHome(_)
                 | Self::RequestContent(_)
                 | Self::Content { .. }
+                | Self::NoContent(_)
                 | Self::Reattach(..)
                 | Self::Mask(_)
                 | Self::ThreadUsage(_)

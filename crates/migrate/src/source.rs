@@ -4,6 +4,7 @@
 //! the shim serves the family's other processes, and this process's own calls during pre-copy,
 //! meanwhile.
 
+mod files;
 mod memory;
 
 pub use memory::MemorySender;
@@ -16,6 +17,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 use tern_ids::HomePid;
+use tern_image::content::{ContentReader, OpenContent};
 use tern_image::object::{ObjectId, SharedObjects};
 use tern_image::{FileRef, Layout, ProcessImage};
 use tern_tracee::Result;
@@ -68,11 +70,18 @@ pub trait MigrationSource {
     /// Numbers of its current threads except the first, as the process sees them.
     fn thread_ids(&self) -> Vec<i32>;
 
-    /// Opens a file that it maps.
+    /// Starts a thread that reads the contents of files, and wakes the owner's loop.
     ///
     /// # Errors
-    /// If it cannot be opened.
-    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File>;
+    /// If there can be no more threads.
+    fn start_reader(&self) -> std::io::Result<ContentReader>;
+
+    /// How the reader opens a file that it maps: as it was identified, or `by_any_means` if that has
+    /// failed.
+    ///
+    /// # Errors
+    /// If its content is not here any more.
+    fn open_content(&self, file: &FileRef, by_any_means: bool) -> std::io::Result<OpenContent>;
 
     /// Stops it. Returns false if it cannot be stopped now, and runs on.
     ///
@@ -244,22 +253,21 @@ impl ProcessSender {
                 && self.description == Description::Current
                 && !self.scan_pending
                 && self.source.is_stagnating();
-            let files = &self.layout.files;
-            let open = &mut |index: u32| {
-                let none = || std::io::Error::from(std::io::ErrorKind::NotFound);
-                files.get(index as usize).ok_or_else(none).and_then(|file| process.open_mapped_file(file))
+            let status = match freeze_at_once {
+                true => PumpStatus::Drained,
+                false => self.source.pump(link, &self.layout.files, process)?,
             };
-            match if freeze_at_once { PumpStatus::Drained } else { self.source.pump(link, open)? } {
+            match status {
                 PumpStatus::Wait => return Ok(false),
-                // A process that runs may have unmapped the file meanwhile. Its address space,
-                // described again, then no longer has the file. The queue holds nothing but files
-                // until all files are sent, so it can be cleared.
-                PumpStatus::Unopened(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
+                // A process that runs may have unmapped the file meanwhile, or the file has changed.
+                // Its address space, described again, then no longer has the file, or a new hash of
+                // it.
+                PumpStatus::Unreadable(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
-                    self.source.clear_queue();
+                    self.source.drop_files();
                     (self.scan_pending, self.description) = (false, Description::SendAnyway);
                 }
-                PumpStatus::Unopened(error) => return Err(SendError::File(error)),
+                PumpStatus::Unreadable(error) => return Err(SendError::File(error)),
                 PumpStatus::Drained => {}
             }
             if std::mem::take(&mut self.scan_pending) {
@@ -379,10 +387,10 @@ mod tests {
             sent: false,
         };
         sender.handle_file_request(&vec![1; 1_000_000]).unwrap();
-        assert_eq!(sender.source.queue_len(), 1);
+        assert_eq!(sender.source.queued_files(), 1);
         // A second request is ignored until a new address space is sent.
         sender.handle_file_request(&[0, 1]).unwrap();
-        assert_eq!(sender.source.queue_len(), 1);
+        assert_eq!(sender.source.queued_files(), 1);
         sender.awaits_file_request = true;
         assert!(sender.handle_file_request(&[2]).is_err(), "there is no such file");
     }

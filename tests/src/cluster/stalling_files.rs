@@ -22,7 +22,8 @@ const WAITED: &str = "/tmp/stall.waited";
 const SERVER: &str = "
 import ctypes, os, struct, sys, threading, time
 at, stall, waited = sys.argv[1:4]
-waiting = [int(operation) for operation in sys.argv[4:]]
+after_read = sys.argv[4] == 'after-read'
+waiting = [int(operation) for operation in sys.argv[5:]]
 os.makedirs(at, exist_ok=True)
 fuse = os.open('/dev/fuse', os.O_RDWR)
 options = f'fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other'.encode()
@@ -53,6 +54,8 @@ def answer(operation, unique, node, body):
         reply(unique, bytes(16))
     elif operation == 15:
         offset, size = struct.unpack_from('=8xQI', body)
+        if after_read:
+            open(stall, 'w')
         reply(unique, bytes(max(0, min(size, 4096 - offset))))
     elif operation == 16:
         reply(unique, struct.pack('=II', struct.unpack_from('=16xI', body)[0], 0))
@@ -87,6 +90,8 @@ pub enum Waiting {
     Syncs,
     /// stat, open, read, write and fsync.
     All,
+    /// open, once the file has been read.
+    OpensOnceRead,
 }
 
 /// The file system, until it is dropped.
@@ -102,8 +107,11 @@ impl StallingFiles {
     /// # Errors
     /// If its server does not start or cannot mount it.
     pub fn mount(cluster: &Cluster, node: u16, waiting: Waiting) -> Result<Self> {
-        let operations: &[&str] =
-            if waiting == Waiting::All { &["3", "14", "15", "16", "20"] } else { &["20"] };
+        let operations: &[&str] = match waiting {
+            Waiting::Syncs => &["on-request", "20"],
+            Waiting::All => &["on-request", "3", "14", "15", "16", "20"],
+            Waiting::OpensOnceRead => &["after-read", "14"],
+        };
         let mut server = cluster.command(node, "python3");
         server.args(["-c", SERVER, MOUNT, STALL, WAITED]).args(operations);
         let mut this = Self { server: server.stdout(Stdio::piped()).spawn()?, node };

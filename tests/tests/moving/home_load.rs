@@ -10,6 +10,8 @@ use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, wait_until};
 use tern_tests::cluster::limits::{PidsLimit, shims};
+use tern_tests::cluster::stalling_files::{self, StallingFiles, Waiting};
+use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::drivers::siblings::Siblings;
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
@@ -56,6 +58,38 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     std::thread::sleep(Duration::from_secs(8));
     cluster.lab().heal(Cable::Node(3))?;
     siblings.finish(&cluster, RUN_TIMEOUT)
+}
+
+/// Home reads a mapped file twice: to identify it, and to send it. Only the program that maps it waits
+/// for the second time too.
+#[test]
+fn stalled_content_of_a_mapped_file_delays_no_other_program() -> Result<()> {
+    let cluster = Cluster::without_quotas("stalled-content", 2)?;
+    let files = StallingFiles::mount(&cluster, 1, Waiting::OpensOnceRead)?;
+    let mut siblings = Siblings::start(&cluster, "-2", "0.3", &["maps", stalling_files::FILE])?;
+    siblings.running.await_output("opened")?;
+    siblings.running.send_input("go\n")?;
+    let thread =
+        "ps -eLo etimes=,comm= | awk '$2 == \"content\" && $1 >= 1 { waits = 1 } END { exit !waits }'";
+    let is_waiting = || cluster.run(1, &["sh", "-c", thread]).is_ok();
+    wait_until("home has waited for the content for a second", Duration::from_secs(20), is_waiting)?;
+    ensure!(files.waited(&cluster)? > 0);
+    files.release(&cluster)?;
+    siblings.running.await_output("mapped")?;
+    siblings.finish(&cluster, RUN_TIMEOUT)
+}
+
+/// A file system that does not answer within 10 s while home reads the content fails the mapping: the
+/// program does not wait for ever, as it would for a file that has gone.
+#[test]
+fn content_that_cannot_be_read_fails_the_mapping() -> Result<()> {
+    let cluster = Cluster::without_quotas("no-content", 2)?;
+    let files = StallingFiles::mount(&cluster, 1, Waiting::OpensOnceRead)?;
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    guest.run(&format!("map {}", stalling_files::FILE), &format!("map {}", libc::ENODEV))?;
+    ensure!(files.waited(&cluster)? > 0);
+    files.release(&cluster)?;
+    guest.finish()
 }
 
 /// A control group, removed when this is dropped, after the lab has ended its processes.

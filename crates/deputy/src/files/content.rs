@@ -2,48 +2,52 @@
 
 mod sending;
 
-use crate::links::peer::Peer;
 use crate::links::peers::PeerId;
-use std::fs::File;
 use tern_ids::HomePid;
 use tern_image::FileRef;
-use tern_image::content::read_piece;
-use tern_migrate::message::Message;
+use tern_image::content::{ContentReader, OpenContent};
 
 /// No more of a file's content is queued on a link that has more than this many unsent bytes.
 const MAX_UNSENT_BYTES: usize = 512 << 10;
-/// Bytes of a file's content in one message.
-const PIECE_SIZE: usize = 256 << 10;
+
+/// Maximum number of files that are read at once. The others wait.
+const MAX_READERS: usize = 16;
 
 /// The content of a file that is being sent to a guest that has mapped it.
-#[derive(Debug)]
 struct ContentTransfer {
     /// The thread that waits for it, and the peer that holds that thread.
     tid: HomePid,
     to: PeerId,
-    file: File,
     reference: FileRef,
     offset: u64,
+    source: Source,
+    /// Whether the file is opened by any means, since it was not found as it was identified.
+    by_any_means: bool,
+}
+
+/// Where the content of a transfer comes from.
+enum Source {
+    /// It waits until fewer files are being read.
+    Waiting(OpenContent),
+    /// A thread reads it.
+    Read(ContentReader),
 }
 
 impl ContentTransfer {
-    /// Reads the next piece.
-    fn read(&self) -> std::io::Result<Vec<u8>> {
-        let FileRef { size, location, .. } = &self.reference;
-        read_piece(&self.file, self.offset, PIECE_SIZE, (*size, location.is_some()))
+    /// Whether the file may still be found by other means after this error.
+    fn may_be_elsewhere(&self, error: &std::io::Error) -> bool {
+        !self.by_any_means && self.offset == 0 && error.kind() != std::io::ErrorKind::TimedOut
     }
+}
 
-    /// Sends a piece. Returns whether there is more.
-    fn send(&mut self, peer: &mut Peer, piece: &[u8]) -> anyhow::Result<bool> {
-        let (hash, offset) = (self.reference.hash, self.offset);
-        peer.send(self.tid, &Message::Content { hash, offset }, piece)?;
-        self.offset += piece.len() as u64;
-        Ok(self.offset < self.reference.size)
+impl std::fmt::Debug for ContentTransfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ContentTransfer({} for {}, at {})", self.reference.hash, self.tid, self.offset)
     }
 }
 
 /// The contents that are being sent to guests: at most one for each thread, however many a guest's
-/// shim requests, since each has a file open.
+/// shim requests.
 #[derive(Debug, Default)]
 pub(crate) struct ContentTransfers(Vec<ContentTransfer>);
 
@@ -54,25 +58,48 @@ impl ContentTransfers {
         self.0.retain(|earlier| earlier.tid != transfer.tid);
         self.0.push(transfer);
     }
+
+    /// Starts reading for as many transfers as may be read at once, each with `start`.
+    fn start_readers(&mut self, start: impl Fn() -> std::io::Result<ContentReader>) {
+        let mut reading = self.0.iter().filter(|transfer| matches!(transfer.source, Source::Read(_))).count();
+        for transfer in &mut self.0 {
+            if reading >= MAX_READERS {
+                return;
+            }
+            if matches!(transfer.source, Source::Read(_)) {
+                continue;
+            }
+            // Without a thread it waits for the next turn of the loop.
+            let Ok(reader) = start() else { return };
+            let FileRef { size, location, .. } = &transfer.reference;
+            let size = (*size, location.is_some());
+            if let Source::Waiting(open) = std::mem::replace(&mut transfer.source, Source::Read(reader))
+                && let Source::Read(reader) = &transfer.source
+            {
+                reader.request(open, size);
+            }
+            reading += 1;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tern_ids::ContentHash;
-
-    /// Number of descriptors of this program's file, which only one test opens.
-    fn descriptors(path: &std::path::Path) -> usize {
-        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        all.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == path)).count()
-    }
 
     /// The guest's shim belongs to another node: it may request contents faster than they are sent.
     #[test]
-    fn burst_of_requests_opens_one_file_per_thread() {
-        const THREADS: usize = 3;
-        let path = std::env::current_exe().unwrap();
-        let mut transfers = ContentTransfers::default();
+    fn burst_of_requests_reads_few_files_and_one_per_thread() {
+        const THREADS: usize = 3 * MAX_READERS;
+        let (mut transfers, opened) = (ContentTransfers::default(), Arc::new(AtomicUsize::new(0)));
+        let started = AtomicUsize::new(0);
+        let start = || {
+            started.fetch_add(1, Ordering::Relaxed);
+            ContentReader::start(|| {})
+        };
         for request in 0..30_000 {
             let reference = FileRef {
                 device: 1,
@@ -84,16 +111,33 @@ mod tests {
                 is_object: false,
                 location: None,
             };
-            let (tid, file) = (HomePid((request % THREADS) as i32), File::open(&path).unwrap());
-            transfers.add(ContentTransfer { tid, to: PeerId::NONE, file, reference, offset: 0 });
-            if request % 1000 == 0 {
-                let (open, queued) = (descriptors(&path), transfers.0.len());
-                assert!(open <= THREADS && queued <= THREADS, "{open} open, {queued} queued");
-            }
+            let opened = Arc::clone(&opened);
+            let open = move || {
+                opened.fetch_add(1, Ordering::Relaxed);
+                Err(std::io::ErrorKind::NotFound.into())
+            };
+            let source = Source::Waiting(Box::new(open));
+            let tid = HomePid((request % THREADS) as i32);
+            transfers.add(ContentTransfer {
+                tid,
+                to: PeerId::NONE,
+                reference,
+                offset: 0,
+                source,
+                by_any_means: false,
+            });
         }
-        let last: Vec<u64> = transfers.0.iter().map(|transfer| transfer.reference.inode).collect();
-        assert_eq!(last, [29_997, 29_998, 29_999], "the last request of each thread counts");
-        drop(transfers);
-        assert_eq!(descriptors(&path), 0);
+        assert_eq!(transfers.0.len(), THREADS);
+        let last = transfers.0.last().map(|transfer| transfer.reference.inode);
+        assert_eq!(last, Some(29_999), "the last request of each thread counts");
+        transfers.start_readers(start);
+        transfers.start_readers(start);
+        assert_eq!(started.load(Ordering::Relaxed), MAX_READERS);
+        transfers.0.remove(0);
+        transfers.start_readers(start);
+        assert_eq!(started.load(Ordering::Relaxed), MAX_READERS + 1, "one is done, and the next one begins");
+        while opened.load(Ordering::Relaxed) <= MAX_READERS {
+            std::thread::yield_now();
+        }
     }
 }

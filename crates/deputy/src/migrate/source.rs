@@ -6,10 +6,9 @@ use crate::process::Process;
 use crate::process::space::HomeSpace;
 use crate::waker::Waker;
 use std::collections::HashSet;
-use std::fs::File;
 use tern_ids::HomePid;
 use tern_image::apply;
-use tern_image::content::Progress;
+use tern_image::content::{ContentReader, OpenContent, Progress};
 use tern_image::layout::Layout;
 use tern_image::object::{ObjectId, SharedObjects};
 use tern_image::{FileRef, ProcessImage, Reserve, ThreadImage};
@@ -96,8 +95,14 @@ impl MigrationSource for OutgoingSource<'_> {
         others.map(|thread| thread.own_tid).collect()
     }
 
-    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File> {
-        self.process.open_mapped(file)
+    fn start_reader(&self) -> std::io::Result<ContentReader> {
+        let waker = self.waker.clone();
+        ContentReader::start(move || waker.wake())
+    }
+
+    fn open_content(&self, file: &FileRef, by_any_means: bool) -> std::io::Result<OpenContent> {
+        let files = &self.process.files;
+        Ok(if by_any_means { files.open_any(file) } else { files.open_content(file) })
     }
 
     fn freeze(&mut self) -> Result<bool> {
@@ -217,10 +222,5 @@ impl Process {
             tracing::warn!(pid = %self.pid, %error, "no thread can be started that identifies its mapped files");
         }
         true
-    }
-
-    /// Opens the content of a file that it maps.
-    pub(crate) fn open_mapped(&self, file: &FileRef) -> std::io::Result<File> {
-        self.files.content(file, || procfs::maps(self.memory.pid()).map_err(std::io::Error::other))
     }
 }

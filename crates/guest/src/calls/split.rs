@@ -217,6 +217,17 @@ impl Thread {
         Ok(())
     }
 
+    /// Home cannot read the content that a mapping waits for: the call fails.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn fail_mapping(&mut self, hash: ContentHash) -> GuestResult {
+        let waits = |pending: &mut PendingCall| pending.file.as_ref().is_some_and(|file| file.hash == hash);
+        let Some(pending) = self.pending.take_if(waits) else { return Ok(()) };
+        self.reply(pending.trap.id, -i64::from(libc::ENODEV))?;
+        Ok(())
+    }
+
     /// Makes the mapping whose content has arrived, in the thread's place.
     fn map_received(&mut self, process: &mut Process, cache: &ContentCache) -> tern_tracee::Result<()> {
         let Some(mut pending) = self.pending.take() else { return Ok(()) };

@@ -10,9 +10,10 @@ use crate::process::shared::{Process, State};
 use crate::process::space::{GuestSpace, MappedFiles};
 use crate::process::thread::{PendingCall, Thread};
 use crate::vdso::foreign::ForeignVdso;
+use crate::workers::Workers;
 use std::collections::HashSet;
 use std::fs::File;
-use tern_image::content::ContentCache;
+use tern_image::content::{ContentCache, ContentReader, OpenContent};
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
 use tern_image::pages::PageFinder;
@@ -61,6 +62,8 @@ pub(crate) struct GuestSource<'a> {
     pub(crate) guest: &'a mut Guest,
     /// File content.
     pub(crate) cache: &'a ContentCache,
+    /// Starts the thread that reads it.
+    pub(crate) workers: &'a Workers,
     /// The progress of its group.
     pub(crate) group: GroupProgress,
     /// Whether it is ready to stop.
@@ -109,9 +112,15 @@ impl MigrationSource for GuestSource<'_> {
         others.map(|thread| thread.own_tid).collect()
     }
 
-    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File> {
+    fn start_reader(&self) -> std::io::Result<ContentReader> {
+        self.workers.start_reader()
+    }
+
+    /// The file that it maps is open here: it cannot be opened by other means.
+    fn open_content(&self, file: &FileRef, _by_any_means: bool) -> std::io::Result<OpenContent> {
         let fd = self.cache.get(file).ok_or(std::io::ErrorKind::NotFound)?;
-        Ok(File::from(fd.try_clone_to_owned()?))
+        let file = File::from(fd.try_clone_to_owned()?);
+        Ok(Box::new(|| Ok(file)))
     }
 
     fn freeze(&mut self) -> Result<bool> {

@@ -122,8 +122,14 @@ impl Shim {
         };
         send(next_link, pid, &first_message, &[])?;
         let (group, carried_objects) = (GroupProgress::alone(), HashSet::new());
-        let guest_source =
-            &mut GuestSource { guest, cache: &self.cache, group, is_ready: false, carried_objects };
+        let guest_source = &mut GuestSource {
+            guest,
+            cache: &self.cache,
+            workers: &self.workers,
+            group,
+            is_ready: false,
+            carried_objects,
+        };
         let Some(sending) = ProcessSender::begin(&mut Some(source), guest_source, next_link)? else {
             return Ok(());
         };
@@ -153,7 +159,14 @@ impl Shim {
         let State::Departing(mut departing) = state else { return };
         let (is_ready, carried_objects) =
             (departing.is_ready, std::mem::take(&mut departing.carried_objects));
-        let mut guest_source = GuestSource { guest, cache: &self.cache, group, is_ready, carried_objects };
+        let mut guest_source = GuestSource {
+            guest,
+            cache: &self.cache,
+            workers: &self.workers,
+            group,
+            is_ready,
+            carried_objects,
+        };
         let done = match departing.link.as_mut().or(self.home.link()) {
             Some(link) => go(&mut departing.sending, &mut guest_source, link),
             None => Err(tern_wire::LinkError::Closed.into()),

@@ -165,6 +165,10 @@ impl Shim {
                 let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
                 thread.receive_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
             }
+            Message::NoContent(hash) => {
+                let thread = self.members.get_mut(pid).and_then(|guest| guest.threads.get_mut(&tid));
+                thread.map_or(Ok(()), |thread| thread.fail_mapping(*hash))
+            }
             Message::Signal(count, info) => {
                 let Some(Guest { process, threads }) = self.members.get_mut(pid) else { return Ok(()) };
                 if let State::Arriving(arriving) = &mut process.state {

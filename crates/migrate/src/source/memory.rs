@@ -1,6 +1,7 @@
 //! The memory and the files of a process, sent round by round.
 
-use super::{SendError, SharedObject};
+use super::files::{FileQueue, Piece};
+use super::{MigrationSource, SendError, SharedObject};
 use crate::message::{Message, send};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use tern_ids::HomePid;
 use tern_image::object::{self, Extent, ObjectId};
 use tern_image::pages::{self, NewPart, PageFinder};
-use tern_image::{FileRef, Layout, content};
+use tern_image::{FileRef, Layout};
 use tern_tracee::pagemap::{Run, push_run};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Memory, Result};
@@ -29,7 +30,6 @@ const STAGNATION_PERCENT: u64 = 75;
 
 #[derive(Debug)]
 enum Item {
-    File { file: u32, offset: u64, size: (u64, bool) },
     Object { file: u32, object: Arc<File>, offset: u64, size: u64 },
     Discard(Vec<Run>),
     NewPart(NewPart),
@@ -43,9 +43,8 @@ pub struct MemorySender {
     memory: Memory,
     finder: PageFinder,
     queue: VecDeque<Item>,
-    /// The file whose content is being sent. Files are opened one by one, since a process may map
-    /// more files than a shim may have open.
-    open_file: Option<File>,
+    /// The files whose content is to be sent before the queue.
+    files: FileQueue,
     /// Buffer for one piece.
     content: Vec<u8>,
     /// Bytes queued so far.
@@ -54,26 +53,24 @@ pub struct MemorySender {
     rounds: [u64; 2],
 }
 
-/// Opens a file of the layout, given its index.
-type OpenFile<'a> = dyn FnMut(u32) -> std::io::Result<File> + 'a;
-
 /// Result of [`MemorySender::pump`].
 #[derive(Debug)]
 pub(super) enum PumpStatus {
-    /// The link is full. Pump again when it has room.
+    /// The link is full, or the next piece of a file is being read. Pump again when the link has
+    /// room, and when the reader wakes the loop.
     Wait,
     /// Everything found so far is queued on the link.
     Drained,
-    /// A mapped file cannot be opened. It is still queued.
-    Unopened(std::io::Error),
+    /// A mapped file cannot be opened or read.
+    Unreadable(std::io::Error),
 }
 
 impl MemorySender {
     /// A sender for the process that `memory` and `finder` read.
     #[must_use]
     pub fn new(pid: HomePid, memory: Memory, finder: PageFinder) -> Self {
-        let (queue, open_file, content) = Default::default();
-        Self { pid, memory, finder, queue, open_file, content, bytes: 0, rounds: [u64::MAX; 2] }
+        let (queue, files, content) = Default::default();
+        Self { pid, memory, finder, queue, files, content, bytes: 0, rounds: [u64::MAX; 2] }
     }
 
     /// Whether pre-copy is worthwhile: written pages can be tracked, so that scans after the first
@@ -98,20 +95,20 @@ impl MemorySender {
         self.finder.mark_remapped(layout);
     }
 
-    /// Drops what is queued.
-    pub(super) fn clear_queue(&mut self) {
-        self.queue.clear();
+    /// Sends no more content of the files that are queued.
+    pub(super) fn drop_files(&mut self) {
+        self.files = FileQueue::default();
     }
 
     #[cfg(test)]
-    pub(super) fn queue_len(&self) -> usize {
-        self.queue.len()
+    pub(super) fn queued_files(&self) -> usize {
+        self.files.len()
     }
 
     /// Queues a file whose content the receiver needs. `size` is its length, and whether the file
     /// may be shorter by now.
     pub(super) fn queue_file(&mut self, index: u32, size: (u64, bool)) {
-        self.queue.push_back(Item::File { file: index, offset: 0, size });
+        self.files.push(index, size);
     }
 
     /// Scans for pages to send, and queues them.
@@ -142,16 +139,25 @@ impl MemorySender {
         !self.can_precopy() || self.finder.scan_count() >= MAX_ROUNDS || small || self.is_stagnating()
     }
 
-    /// Sends as much as the link accepts now.
+    /// Sends as much as the link accepts now. `layout` are the files of the layout.
     ///
     /// # Errors
-    /// If the process is gone, a file is unreadable, or the link is closed.
+    /// If the process is gone, shared memory is unreadable, or the link is closed.
     pub(super) fn pump(
         &mut self,
         link: &mut Link,
-        open: &mut OpenFile<'_>,
+        layout: &[FileRef],
+        process: &mut dyn MigrationSource,
     ) -> std::result::Result<PumpStatus, SendError> {
         while link.unsent() < MAX_QUEUED_BYTES {
+            if !self.files.is_empty() {
+                match self.files.next_piece(layout, process) {
+                    Ok(Some(piece)) => self.send_piece(&piece, link)?,
+                    Ok(None) => return Ok(PumpStatus::Wait),
+                    Err(error) => return Ok(PumpStatus::Unreadable(error)),
+                }
+                continue;
+            }
             let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
             match item {
                 Item::Pages { mut runs, send_zeroes } => {
@@ -170,18 +176,6 @@ impl MemorySender {
                 }
                 Item::NewPart(part) => self.scan_parts(part)?,
                 Item::Discard(runs) => send(link, self.pid, &Message::DiscardPages(runs), &[])?,
-                Item::File { file, offset, size } => {
-                    if offset == 0 {
-                        match open(file) {
-                            Ok(opened) => self.open_file = Some(opened),
-                            Err(error) => {
-                                self.queue.push_front(Item::File { file, offset, size });
-                                return Ok(PumpStatus::Unopened(error));
-                            }
-                        }
-                    }
-                    self.send_file(file, offset, size, link)?;
-                }
                 Item::Object { file, object, offset, size } => {
                     self.send_object(file, object, (offset, size), link)?;
                 }
@@ -275,23 +269,9 @@ impl MemorySender {
         Ok(())
     }
 
-    fn send_file(
-        &mut self,
-        index: u32,
-        offset: u64,
-        size: (u64, bool),
-        link: &mut Link,
-    ) -> std::result::Result<(), SendError> {
-        let Some(file) = &self.open_file else { return Ok(()) };
-        let piece = content::read_piece(file, offset, PIECE_BYTES as usize, size).map_err(SendError::File)?;
-        let next = offset + piece.len() as u64;
-        self.bytes += piece.len() as u64;
-        send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
-        if next < size.0 {
-            self.queue.push_front(Item::File { file: index, offset: next, size });
-        } else {
-            self.open_file = None;
-        }
-        Ok(())
+    fn send_piece(&mut self, piece: &Piece, link: &mut Link) -> std::result::Result<(), SendError> {
+        let Piece { file, offset, content } = piece;
+        self.bytes += content.len() as u64;
+        Ok(send(link, self.pid, &Message::File { file: *file, offset: *offset }, content)?)
     }
 }
