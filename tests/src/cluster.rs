@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tern_control::turn_watch::REPORTS;
 use tern_control::{MigrationReport, ProcessRow};
@@ -21,11 +22,19 @@ use tern_lab::{Lab, LabOptions};
 /// Seconds within which a tool must finish.
 const TOOL_TIMEOUT_SECS: &str = "60";
 
+/// How long a step of a main loop may be blocked in a test. With all
+/// CPUs busy a thread waits for the kernel itself (locks of control groups and memory, pages that are
+/// read from the disk); 0.95 s was the longest such wait. A wait for a file system, a daemon or another
+/// node is longer: their timeouts are whole seconds.
+const MAX_BLOCKED: Duration = Duration::from_millis(1500);
+
 /// The cluster of one test.
 #[derive(Debug)]
 pub struct Cluster {
     lab: Lab,
     binaries: PathBuf,
+    /// Whether the test stops shims or daemons, so that their loops seem to wait.
+    stops_loops: AtomicBool,
     /// The lock of a lab slot, held for the lifetime of the lab.
     _slot: File,
 }
@@ -102,6 +111,11 @@ impl Cluster {
         Self::make(binaries()?, options)
     }
 
+    /// The test stops shims or daemons, so that their loops seem to wait: this is no failure.
+    pub fn will_stop_loops(&self) {
+        self.stops_loops.store(true, Ordering::Relaxed);
+    }
+
     /// One node without a daemon.
     ///
     /// # Errors
@@ -116,7 +130,7 @@ impl Cluster {
             ["tern", "tern-lab"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists());
         let options = LabOptions { helper, ..options };
         let lab = Lab::up(&options).context("the lab does not come up")?;
-        Ok(Self { lab, binaries, _slot: lab_slot })
+        Ok(Self { lab, binaries, stops_loops: AtomicBool::new(false), _slot: lab_slot })
     }
 
     /// The lab itself, to cut links and kill nodes.
@@ -300,8 +314,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     /// Adds the steps of shims' main loops that took too long to `TARGET/tern-tests/slow-turns`,
-    /// with the name of the lab.
+    /// with the name of the lab. Fails the test if a loop has waited.
     fn drop(&mut self) {
+        let mut waits = String::new();
         let Ok(collection) = programs::build_directory().map(|folder| folder.join(REPORTS)) else { return };
         let mut lines = String::new();
         for node in self.lab.nodes() {
@@ -309,13 +324,24 @@ impl Drop for Cluster {
             let reports = path.ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
             for line in reports.lines() {
                 lines += &format!("{} node {}: {line}\n", self.lab.name(), node.number());
+                if time_blocked(line).is_none_or(|blocked| blocked > MAX_BLOCKED) {
+                    waits += &format!("\n{line}");
+                }
             }
         }
         if let Ok(mut file) = File::options().append(true).create(true).open(&collection) {
             // A report is lost if the disk is full; the test is not about that.
             let _unreported = file.write_all(lines.as_bytes());
         }
+        let is_expected = self.stops_loops.load(Ordering::Relaxed) || std::thread::panicking();
+        assert!(waits.is_empty() || is_expected, "main loops have waited:{waits}");
     }
+}
+
+/// How long a loop was blocked, from a line of [`REPORTS`].
+fn time_blocked(line: &str) -> Option<Duration> {
+    let ms = line.rsplit_once(", blocked ")?.1.strip_suffix(" ms")?;
+    ms.parse().ok().map(Duration::from_millis)
 }
 
 /// Takes a lab slot, waiting until one is free. `TERN_LABS` bounds the labs of all test programs

@@ -94,6 +94,7 @@ fn programs_survive_faults_of_all_kinds() {
     let programs = number("TERN_CHAOS_PROGRAMS", 40);
     eprintln!("{programs} programs for {seconds} s; repeat with TERN_SEED={seed}");
     let cluster = Cluster::without_quotas("chaos", NODES).unwrap();
+    cluster.will_stop_loops();
     let chaos = Chaos {
         files: StallingFiles::mount(&cluster, 1, Waiting::All).unwrap(),
         cluster,

@@ -88,6 +88,7 @@ fn processes_elsewhere_survive_node_death() {
 #[test]
 fn paused_daemon_loses_nothing() {
     let cluster = connected_cluster("paused", 3).unwrap();
+    cluster.will_stop_loops();
     set_timeouts(&cluster, 2, 300).unwrap();
     let mut jobs = spread(&cluster).unwrap();
     let daemon = pids(&cluster, 2, "ternd").unwrap()[0].to_string();
@@ -173,6 +174,7 @@ fn stopped_shim_is_not_dead() -> Result<()> {
     const SUSPEND_AFTER: u32 = 1;
     const GIVE_UP_AFTER: u32 = 3;
     let cluster = Cluster::without_quotas("stopped-shim", 2)?;
+    cluster.will_stop_loops();
     set_timeouts(&cluster, SUSPEND_AFTER, GIVE_UP_AFTER)?;
     let mut process = TestProcess::start(&cluster, "file")?;
     process.migrate("2")?;
