@@ -26,18 +26,21 @@ test-build:
 	cargo build --workspace --bins --tests
 	scripts/links $(target)/debug
 
-# The same with one cluster at a time, to see whether a failure needs a second cluster beside it: an hour.
+# The tests of `make test` with one cluster at a time, to see whether a failure needs a second
+# cluster beside it. Takes an hour.
 test-alone: test-build
 	cargo nextest run --workspace --profile alone
 
-# Every test that makes a cluster, ten times, with both CPUs kept busy beside it; lists those that failed even once.
-# TERN_ROUNDS=3 is how often, TERN_TESTS='test(mfs::)' which. Hours.
+# Every test that makes a cluster, ten times, with both CPUs kept busy beside it; lists those that
+# failed even once. TERN_ROUNDS=3 sets the number of rounds, TERN_TESTS='test(mfs::)' selects tests.
+# Takes hours.
 test-flaky: test-build
 	scripts/test-flaky
 
-# Programs that are moved at random while daemons and shims are killed and stopped, cables cut, a stranger takes all
-# CPUs and many descriptors, a file system stalls, and tasks and memory are limited. TERN_CHAOS_SECONDS=3600 is how
-# long; tests/tests/chaos/main.rs has the other variables.
+# Programs that are moved at random while daemons and shims are killed and stopped, cables cut, a
+# stranger takes all CPUs and many descriptors, a file system stalls, and tasks and memory are
+# limited. TERN_CHAOS_SECONDS=3600 sets the duration; tests/tests/chaos/main.rs has the other
+# variables.
 test-chaos: test-build
 	cargo nextest run --workspace --profile chaos
 
@@ -51,22 +54,24 @@ test-storm:
 		cargo nextest run -E 'not package(tern-tests)'
 	cargo nextest run --profile storm -p tern-tests
 
-# Clusters of virtual machines with Debian's kernels of different versions, in software emulation: half an hour. Needs a
-# network, for the kernels. TERN_KERNELS=6.1:6.12 is one cluster, TERN_PROGRAMS=clocks and TERN_FLAVOURS=static choose.
+# Clusters of virtual machines with Debian's kernels of different versions, in software emulation:
+# half an hour. Needs a network, for the kernels. TERN_KERNELS=6.1:6.12 selects one cluster,
+# TERN_PROGRAMS=clocks and TERN_FLAVOURS=static select test programs.
 test-kernels: all
 	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils
 	$(MAKE) -C tests/programs OUT=$(abspath $(target))/kernel-programs
 	scripts/test-kernels $(target)/release $(target)/kernel-programs
 
-# Other people's tests on files of another node: git, SQLite, PostgreSQL, pjdfstest, fsx, stress-ng, fsstress; an hour. Needs a
-# network, for their sources. SUITES="git fsx" chooses.
+# Other people's tests on files of another node: git, SQLite, PostgreSQL, pjdfstest, fsx, stress-ng,
+# fsstress; an hour. Needs a network, for their sources. SUITES="git fsx" selects suites.
 test-suites: all
 	scripts/setup dpkg-source:dpkg-dev /usr/include/tcl8.6/tcl.h:tcl8.6-dev tclsh:tcl /usr/include/zlib.h:zlib1g-dev \
 		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
 	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
 
-# Resets two virtual machines in turn and checks that data saved with fsync on the other machine is still there. Ten minutes.
-# TERN_KERNELS=6.12:6.12 is one cluster, TERN_ROUNDS=3 how often.
+# Resets two virtual machines in turn and checks that data saved with fsync on the other machine is
+# still there. Ten minutes. TERN_KERNELS=6.12:6.12 selects one cluster, TERN_ROUNDS=3 sets the
+# number of rounds.
 test-resets: all
 	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils mkfs.ext4:e2fsprogs
 	scripts/test-resets $(target)/release

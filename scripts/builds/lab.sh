@@ -60,8 +60,8 @@ up() {
     "$programs/tern" lab up --lab "$lab" --nodes "$1" --speed "$speed" ${TERN_LINK:+--link "$TERN_LINK"} >/dev/null
     go_first 10000
     for node in "${nodes[@]}"; do
-        # Before ternd starts any commands: a process that asks for the node's number of CPUs must
-        # get one.
+        # Before ternd starts any commands: a process that queries the node's number of CPUs must
+        # get 1.
         for pid in $(pids "$node"); do
             taskset -apc $(((node - 1) % processors)) "$pid" >/dev/null 2>&1 || true
         done

@@ -45,7 +45,7 @@ static void await_seen(int signal, int times)
 	CHECK_IS(seen[signal], times);
 }
 
-/* Its exit signal, and how wait treats such a child. */
+/* A child's exit signal, and how wait treats a child with another exit signal than SIGCHLD. */
 static void exit_signals(void)
 {
 	int status;
@@ -98,7 +98,7 @@ static void flags(void)
 	CHECK(child >= 0);
 	if (child == 0) {
 		CHECK_IS(written, getpid());
-		CHECK_IS(told, -1); /* it is set after memory was copied */
+		CHECK_IS(told, -1); /* set only after the memory was copied */
 		_exit(0);
 	}
 	CHECK_IS(told, child);

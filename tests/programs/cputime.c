@@ -1,6 +1,6 @@
-/* Proves: CPU time, by four calls that agree, grows by what the program uses wherever it runs,
- * and never goes back, with one exception: when it has come home by itself, home reports only
- * its part of it (docs/reference/limits.md). */
+/* Proves: CPU time, by four calls that agree, grows by what the program uses wherever it runs, and
+ * never goes back, with one exception: when the program has come home by itself, home reports only
+ * home's part of the CPU time (docs/reference/limits.md). */
 #include "program.h"
 #include <sys/resource.h>
 #include <sys/times.h>
@@ -39,7 +39,8 @@ static double usage(void)
 	struct rusage u;
 	CHECK_IS(getrusage(RUSAGE_SELF, &u), 0);
 	double now_user = seconds(u.ru_utime), now_system = seconds(u.ru_stime);
-	/* CPU time used since may hide in the sum that it is home again. */
+	/* When the process is home again, a part goes back. The sum need not, because it includes
+	 * the CPU time that was used since then. */
 	if (now_user < user || now_system < system)
 		CHECK(now_user + now_system <= of_home() + slack);
 	user = now_user, system = now_system;

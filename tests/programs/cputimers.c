@@ -71,7 +71,7 @@ static void interval(int which, int signal)
 	CHECK_IS(setitimer(which, &none, &old), 0);
 	CHECK_IS(old.it_interval.tv_usec, 20000);
 	CHECK_IS(left(which), 0);
-	/* One that was pending comes with the next call. */
+	/* A signal that was pending comes with the next call. */
 	int had = count[signal];
 	for (int i = 0; i < 60; i++)
 		compute_a_little();
@@ -256,7 +256,7 @@ static void children(void)
 	CHECK_IS(WTERMSIG(status), SIGVTALRM);
 }
 
-/* The next program has the timer of this one, and its limit. */
+/* The program that an execve starts keeps this program's timer and limit. */
 static void replaced(char **argv)
 {
 	struct itimerval soon = { { 0, 0 }, { 0, 150000 } };

@@ -1,6 +1,6 @@
 /* Proves: reads and writes in small pieces, through descriptors that no other process has, are
- * coherent with other processes as soon as one can learn of the other's: by a pipe, a signal, a
- * lock, a wait; and offsets are private or shared as after fork, dup and exec. */
+ * coherent with those of other processes as soon as one process can learn of another's: by a pipe,
+ * a signal, a lock, a wait; and offsets are private or shared as after fork, dup and exec. */
 #include "program.h"
 #include <sys/resource.h>
 
@@ -136,7 +136,7 @@ static void by_signal(void)
 		CHECK_IS(kill(getppid(), SIGUSR1), 0);
 		_exit(0);
 	}
-	/* Old enough for the content read now to be cached. */
+	/* Wait until the file is old enough for its content to be cached. */
 	rest_ms(30);
 	int fd = open("theirs", O_RDONLY);
 	CHECK(fd >= 0);

@@ -1,6 +1,6 @@
 /* Proves: file calls that are made very often have the same results as rare ones: each record is
- * read once and written once, by the program or by a handler that interrupts it anywhere; bad
- * buffers fail and move nothing; registers, the red zone and the program's own code are
+ * read once and written once, by the program or by a handler that interrupts it anywhere; calls
+ * with bad buffers fail and move no offset; registers, the red zone and the program's own code are
  * unchanged. The process's CPU time continues, and agrees with getrusage. */
 #include "program.h"
 #include <sys/auxv.h>
@@ -60,8 +60,9 @@ static bool is_right(void)
 	return both >= first / 1000 - 2 && both <= cpu_time() / 1000 + 2;
 }
 
-/* It must not be less than the last value returned, unless the process has come home meanwhile:
- * then the value is right nevertheless, at once if the process does not move again. */
+/* The CPU time must not be less than the last value returned, unless the process has come home
+ * meanwhile. In that case the new value agrees with getrusage; a further move may disturb the
+ * comparison, so it is repeated. */
 static void time_goes_on(int64_t *last, bool compare)
 {
 	int64_t now = cpu_time();
@@ -119,7 +120,7 @@ static void make_records(void)
 		CHECK_IS(write(fd, some, 16 * (size_t)count), 16 * count);
 	}
 	CHECK_IS(close(fd), 0);
-	/* Old enough for its content to be cached. */
+	/* Wait until the file is old enough for its content to be cached. */
 	rest_ms(30);
 }
 
@@ -298,7 +299,8 @@ static void registers_are_kept(void)
 
 static unsigned char first[6][CODE], last[6][CODE], first_vdso[4096], last_vdso[4096];
 
-/* At the beginning and the end it must agree with home's kernel, for which it comes home. */
+/* Copies the code at the beginning, and compares it at the end. The second time the code is read
+ * through /proc/self/mem, for which the program comes home. */
 static void code_is_kept(bool at_home)
 {
 	void *where[6] = { (void *)read, (void *)pread, (void *)lseek, (void *)write, (void *)pwrite, (void *)seek_bare };

@@ -76,9 +76,7 @@ int main(void)
 		CHECK_IS(mprotect(hidden + PAGE, PAGE, both), 0);
 		CHECK_IS(hidden[PAGE], 2);
 		hidden[PAGE] = 1;
-		/* written meanwhile by the program itself: mapped again, it has the current
-		 * content written meanwhile by the program itself: mapped again, it has the
-		 * current content */
+		/* the program itself writes to the file: a new mapping has the current content */
 		page[0] = (unsigned char)turn;
 		CHECK_IS(pwrite(file, page, 1, 3 * PAGE + 7), 1);
 		unsigned char *again = map(PAGE, PROT_READ, MAP_PRIVATE, readable, 3 * PAGE);

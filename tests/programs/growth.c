@@ -65,7 +65,7 @@ int main(int argc, char **argv)
 		rest_ms(2);
 		for (int i = 0; i < 200; i++)
 			CHECK_IS(top[-i * PAGE], (char)i);
-		/* the limit of the stack is its limit too */
+		/* the stack limit is also the limit of this mapping */
 		came = sigsetjmp(way_out, 1);
 		if (came == 0)
 			*(volatile char *)(room + 2 * PAGE) = 1;

@@ -37,7 +37,7 @@ static void await_signal(void)
 	sigfillset(&mask);
 	sigdelset(&mask, SIGUSR2);
 	__atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
-	/* so that it comes just before the call, at its beginning, or later */
+	/* so that the signal comes just before the call, at its beginning, or later */
 	for (volatile int spin = entered % 7 * 3000; spin > 0; spin--)
 		;
 	switch (way) {

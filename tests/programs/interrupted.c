@@ -115,7 +115,8 @@ static long sleep_brief(void)
 {
 	struct timespec left = { 9, 9 };
 	int r = nanosleep(&brief, &left);
-	/* it may be a little more than requested: the kernel adds the timer slack */
+	/* the remaining time may be a little more than requested: the kernel adds the timer
+	 * slack */
 	if (r < 0 && (left.tv_sec != 0 || left.tv_nsec > brief.tv_nsec + 1000000))
 		return -9;
 	return good(r);
@@ -305,7 +306,8 @@ static void take_turns(int which, int flags)
 			CHECK(flock(own, LOCK_EX) == 0 && fcntl(own, F_SETLK, &l) == 0);
 		CHECK_IS(write(ready[1], "r", 1), 1);
 		CHECK_IS(fcntl(told[0], F_SETFL, O_NONBLOCK), 0);
-		/* Until the interruption is reported; twice for calls that restart. */
+		/* Signals until the parent reports the interruption; twice for calls that
+		 * restart. */
 		for (int i = 0; i < 2 || !goes_on; i++) {
 			rest_ms(25);
 			CHECK_IS(kill(parent, SIGUSR1), 0);

@@ -1,7 +1,7 @@
-/* Proves: attributes, content and end of a file that are read right after it was opened are
- * those at that time, as far as the program can know; a closed descriptor is closed for
- * everything that follows, and for every process that waits for that; and reads and writes in
- * several pieces give the same as in one. */
+/* Proves: attributes, content and end of a file that are read right after the open are current, as
+ * far as the program can know; a closed descriptor is closed for everything that follows, and for
+ * every process that waits for the close; and reads and writes in several pieces give the same as
+ * in one. */
 #include "program.h"
 #include <sys/file.h>
 #include <sys/inotify.h>
@@ -55,7 +55,7 @@ static void about(int fd, const char *name)
 	CHECK_IS(syscall(SYS_newfstatat, fd, "", &again, AT_EMPTY_PATH), 0);
 	CHECK_IS(lstat(name, &by_name), 0);
 	CHECK_IS(syscall(SYS_statx, AT_FDCWD, name, AT_SYMLINK_NOFOLLOW, 0xfff, wide[1]), 0);
-	/* Its content may have been prefetched meanwhile. */
+	/* A prefetch of its content may have changed the access time meanwhile. */
 	by_fd.st_atim = again.st_atim = by_name.st_atim;
 	memcpy(wide[0] + 64, wide[1] + 64, 16);
 	CHECK_IS(memcmp(&by_fd, &by_name, sizeof by_fd), 0);
@@ -90,7 +90,7 @@ static void plain(void)
 	make("small", SMALL, 1);
 	make("large", LARGE, 2);
 	make("empty", 0, 0);
-	/* Old enough to be prefetched. */
+	/* Wait until the files are old enough to be prefetched. */
 	rest_ms(30);
 	const char *names[] = { "small", "large", "empty" };
 	for (int i = 0; i < 3; i++) {
@@ -129,7 +129,7 @@ static void plain(void)
 	CHECK_IS(unlink("own"), 0);
 }
 
-/* Another process changes it between the open and the next call, and reports that. */
+/* Another process changes the file between the open and the next call, and reports that. */
 static void by_pipe(void)
 {
 	enum { ROUNDS = 12 };

@@ -140,8 +140,9 @@ int main(int argc, char **argv)
 		CHECK((char *)&on_stack >= (char *)stack && (char *)&on_stack < (char *)stack + stack_size);
 		pthread_attr_destroy(&attributes);
 
-		/* A file opened at home shows the deputy if the program has left when it is read
-		 * (docs/reference/limits.md), whose memory is empty; one that is opened again does not. */
+		/* If the program leaves home between the open and the read of such a file, the file
+		 * shows the deputy, whose memory is empty (docs/reference/limits.md). A file that
+		 * is opened again does not. */
 		struct sizes s = look(block);
 		for (int i = 0; i < 4 && !plausible(s); i++)
 			s = look(block);

@@ -1,5 +1,5 @@
 /* Proves: processes referenced by descriptor: pidfd_open, waiting by poll and waitid, signals with
- * values sent through it, descriptors taken through it. */
+ * values sent through a pidfd, descriptors taken through a pidfd. */
 #include "program.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -99,7 +99,7 @@ int main(void)
 		CHECK_IS(errno, ESRCH);
 		close(fd), close(set), close(told[0]), close(told[1]), close(asked[0]), close(asked[1]);
 
-		/* one that is killed through it during a wait */
+		/* a child that is killed through its pidfd during a wait */
 		child = fork();
 		CHECK(child >= 0);
 		if (child == 0)

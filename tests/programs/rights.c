@@ -106,8 +106,7 @@ int main(void)
 			child(with_few_rights, NULL);
 			child(NULL, root);
 			/* the process itself, for a moment: files created meanwhile are the
-			 * user's the process itself, for a moment: files created meanwhile are
-			 * the user's */
+			 * user's */
 			CHECK_IS(setegid(65534), 0);
 			CHECK_IS(seteuid(65534), 0);
 			struct stat about;

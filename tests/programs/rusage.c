@@ -3,8 +3,8 @@
  * agree. Children that were not waited for do not count.
  *
  * One exception: a parent that has come home by itself when its child ends gets only home's part
- * (docs/reference/limits.md). It can detect that it is away by its own CPU time, which is then more than home
- * has. It may have been home for a moment in between, but not each time. */
+ * (docs/reference/limits.md). It can detect that it is away by its own CPU time, which is then more
+ * than home's kernel counts. It may have been home for a moment in between, but not each time. */
 #include "program.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -26,7 +26,7 @@ static double own(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* The values in ticks, for user and system time. */
+/* The margin is for `of_home`, which counts user and system time in ticks. */
 static bool away(void) { return own() > of_home() + 0.03; }
 
 static double children(void)
@@ -72,7 +72,7 @@ static pid_t begin(int out)
 	}
 	await_exit(grandchild, 4);
 	CHECK_IS(read(told[0], &below, sizeof below), sizeof below);
-	/* It may have been waited for at home. */
+	/* The grandchild may have been waited for at home. */
 	double counted = children();
 	used = own() + (counted < below ? counted : below);
 	CHECK_IS(write(out, &used, sizeof used), sizeof used);

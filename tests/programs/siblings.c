@@ -1,11 +1,13 @@
-/* Proves: the calls of one process take no longer because of what a relative of it does. With the argument
- * "transfers" the parent meanwhile reads a file again and again: its standard input, or the one that it is given. With
- * "opens" and names of files it opens them, prints a line, waits for a line, reads once from each, and prints another
- * line. With "maps" it maps them instead of reading. With "syncs" and the name of a file a second thread writes to it and synchronises it, and prints a line before
- * and after that. If there is a line on standard input meanwhile, the first thread makes a call that is made at home
- * only, and prints a line after that. With "kills" the parent sends signals to a second child, the target, until it
- * can read a line. The child prints its slowest call to standard error if that took longer than
- * TERN_SLOWEST seconds. */
+/* Proves: the calls of a child take no longer because of what its parent does. With the argument
+ * "transfers" the parent reads a file again and again: the named file, or its standard input. With
+ * "opens" and names of files the parent opens the files, prints a line, waits for a line, reads
+ * once from each file, and prints another line. With "maps" the parent maps the files instead of
+ * reading them. With "syncs" and the name of a file a second thread of the parent writes to the
+ * file and synchronises it, and prints a line before and after the fsync. If there is a line on
+ * standard input meanwhile, the first thread makes a call that only home can make, and prints a
+ * line after that. With "kills" the parent sends signals to a second child, the target, until the
+ * parent can read a line. The first child prints the duration of its slowest call to standard error
+ * if that took longer than TERN_SLOWEST seconds. */
 #include "program.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -40,7 +42,7 @@ static void opens(int count, char **names)
 		CHECK((files[i] = open(names[i], O_RDWR)) >= 0);
 	puts("opened"), fflush(stdout);
 	CHECK(read(0, line, sizeof line) > 0);
-	/* Whether that fails is up to the server of the files. */
+	/* Whether this read fails is up to the server of the files. */
 	for (int i = 0; i < count; i++)
 		if (read(files[i], &byte, 1) < 0)
 			continue;

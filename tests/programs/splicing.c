@@ -65,10 +65,10 @@ static void between(void)
 	CHECK_IS(pread(b, text, 20, 0), 15);
 	CHECK(strncmp(text, "3456789abcdef01", 15) == 0);
 
-	/* its pages may be referenced or copied: the pipe has them */
+	/* vmsplice may reference or copy the pages: in both cases the pipe has their content */
 	static int round;
 	struct iovec parts[3] = { { "ab", 2 }, { NULL, 0 }, { "cde", 3 } };
-	if (++round == 20) { /* it brings the process home, where it would stay if it did so often */
+	if (++round == 20) { /* vmsplice brings the process home; many such calls would keep it there */
 		CHECK_IS(vmsplice(ends[1], parts, 3, 0), 5);
 		expect(ends[0], "abcde");
 	}
@@ -94,7 +94,7 @@ static void vectors(void)
 	struct iovec out[2] = { { "vec", 3 }, { "torial", 6 } }, in[2] = { { one, 3 }, { two, 7 } };
 	CHECK_IS(pwritev2(a, out, 2, 2, RWF_DSYNC), 9);
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 0);
-	CHECK_IS(pwritev2(a, out, 1, -1, 0), 3); /* at the current offset, and on */
+	CHECK_IS(pwritev2(a, out, 1, -1, 0), 3); /* at the current offset, which advances */
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 3);
 	CHECK_IS(pwritev2(a, out, 1, 0, RWF_APPEND), 3);
 	CHECK_IS(preadv2(a, in, 2, 1, 0), 10);

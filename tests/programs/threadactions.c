@@ -1,5 +1,5 @@
-/* Proves: when two threads set a signal's action at the same time, one setting is the later one,
- * both for sigaction and for the signal itself. */
+/* Proves: when two threads set a signal's action at the same time, the same setting is the later
+ * one for sigaction and for the delivery of the signal. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>

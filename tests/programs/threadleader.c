@@ -20,7 +20,7 @@ static void *count(void *argument)
 
 static void look_at_own_file(void)
 {
-	/* Nothing like that is shown of the first thread any more. */
+	/* For the first thread, which has ended, /proc no longer shows this file. */
 	int fd = open("/proc/thread-self/exe", O_RDONLY);
 	CHECK(fd >= 0);
 	char *at = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -65,7 +65,7 @@ int main(void)
 	shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(shared != MAP_FAILED);
 	CHECK_IS(madvise(shared, 4096, MADV_DONTFORK), 0);
-	/* If moved at once, it is away by then. */
+	/* If the program is moved at once, it is away by then. */
 	if (getenv("TERN_UNTIL"))
 		rest_ms(700);
 	CHECK_IS(pthread_create(&thread, NULL, rest, NULL), 0);

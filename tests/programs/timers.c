@@ -124,9 +124,7 @@ int main(void)
 			ticks += 1 + info.si_overrun;
 		}
 	} while (going());
-	/* all expiries, including overruns: as many as 50 ms fit into the time, except pending
-	 * ones all expiries, including overruns: as many as 50 ms fit into the time, except
-	 * pending ones */
+	/* all expiries, including overruns: one for each 50 ms of the time, except pending ones */
 	double least = at(CLOCK_MONOTONIC) - armed;
 	siginfo_t info;
 	struct timespec moment = of(0.2);

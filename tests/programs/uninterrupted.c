@@ -36,9 +36,8 @@ int main(void)
 		struct timespec whole = { 0, 3000000 }, left = { 77, 77 };
 		if (nanosleep(&whole, &left) != 0) {
 			CHECK_IS(errno, EINTR);
-			/* the remaining time counts from the latest time at which the kernel may
-			 * wake it: 50 us later the remaining time counts from the latest time at
-			 * which the kernel may wake it: 50 us later */
+			/* the remaining time counts to the latest time at which the kernel may wake
+			 * the thread: 50 us later */
 			if (left.tv_sec != 0 || left.tv_nsec > whole.tv_nsec + 60000)
 				fail("FAIL of 3 ms %ld.%09ld s were left\n", left.tv_sec, left.tv_nsec);
 		}

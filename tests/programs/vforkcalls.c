@@ -18,7 +18,7 @@ static void *other(void *nothing)
 	return NULL;
 }
 
-/* The program that it executes has the settings it made. */
+/* The program that the child executes has the settings that the child made. */
 static void another_personality(void)
 {
 	pid_t child = vfork();
@@ -32,7 +32,7 @@ static void another_personality(void)
 	CHECK_IS(personality(0xffffffff), 0);
 }
 
-/* It ends without another program. */
+/* The child ends without executing a program. */
 static void nothing_more(void)
 {
 	pid_t child = vfork();

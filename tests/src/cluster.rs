@@ -22,10 +22,10 @@ use tern_lab::{Lab, LabOptions};
 /// Seconds within which a tool must finish.
 const TOOL_TIMEOUT_SECS: &str = "60";
 
-/// How long a step of a main loop may be blocked in a test. With all
-/// CPUs busy a thread waits for the kernel itself (locks of control groups and memory, pages that are
-/// read from the disk); 0.95 s was the longest such wait. A wait for a file system, a daemon or another
-/// node is longer: their timeouts are whole seconds.
+/// How long a step of a main loop may be blocked in a test. If all CPUs are busy, a thread waits
+/// for the kernel itself (locks of control groups and memory, pages that are read from the disk);
+/// the longest such wait was 0.95 s. A wait for a file system, a daemon or another node is longer,
+/// because the timeouts of these waits are whole seconds.
 const MAX_BLOCKED: Duration = Duration::from_millis(1500);
 
 /// The cluster of one test.
@@ -73,7 +73,7 @@ impl Cluster {
         Self::make(binaries()?, LabOptions { nodes, daemon: true, ..LabOptions::unique(prefix)? })
     }
 
-    /// As `with_nodes`, for a test to which the speed of a node and its load are of no account: the
+    /// As `with_nodes`, for a test that does not depend on the speed or the load of a node: the
     /// nodes have no CPU quotas, so that the test ends sooner.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Cluster {
     }
 
     /// The test stops shims or daemons, so that their loops seem to wait: this is no failure.
-    pub fn will_stop_loops(&self) {
+    pub fn expect_blocked_loops(&self) {
         self.stops_loops.store(true, Ordering::Relaxed);
     }
 
@@ -314,7 +314,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     /// Adds the steps of shims' main loops that took too long to `TARGET/tern-tests/slow-turns`,
-    /// with the name of the lab. Fails the test if a loop has waited.
+    /// with the name of the lab. Fails the test if a step was blocked for longer than
+    /// `MAX_BLOCKED`.
     fn drop(&mut self) {
         let mut waits = String::new();
         let Ok(collection) = programs::build_directory().map(|folder| folder.join(REPORTS)) else { return };

@@ -1,6 +1,6 @@
 """Performs one operation for each input line, in the directory that is its first argument, and replies with a line.
 
-Whoever runs several of these, one on the disk and others through /mfs, and tells them the same, must hear the same.
+If several of these run, one on the disk and others through /mfs, the same operations must have the same replies.
 """
 import ctypes
 import errno
@@ -170,6 +170,6 @@ for line in sys.stdin:
     except OSError as error:
         outcome = errno.errorcode[error.errno]
     except KeyError:
-        # Its file could not be opened, which was compared then.
+        # The file could not be opened; the failed open was compared already.
         outcome = "not open"
     print(outcome, flush=True)

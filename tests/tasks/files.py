@@ -1,6 +1,7 @@
 """Required behaviour of a file system, in the directory of its first argument: each line has a call and its result.
 
-The same on the disk and through /mfs, by whoever runs it; names, numbers and times that differ by nature are left out.
+The output must be the same on the disk and through /mfs, for every user; names, numbers and times that differ by nature
+are left out.
 """
 import errno
 import fcntl

@@ -1,6 +1,6 @@
 """What POSIX and Linux specify for each call on files, tried in the directory that is the first argument, as root and as other users.
 
-Each line says a call and what came of it; on the disk and through /mfs the lines must be the same.
+Each line has a call and its outcome; the lines must be the same on the disk and through /mfs.
 """
 import ctypes
 import errno

@@ -61,7 +61,8 @@ jobs_of_ours() {
     for n in 1 2 3 4 5; do (for ((i = 0; i < 800 * n; i++)); do :; done; exit "$n") & pids+=($!); done
     for pid in "${pids[@]}"; do wait "$pid"; status+=($?); done
     echo "jobs: ${status[*]}"
-    # wait reports whether it has stopped: /proc has another state letter for a traced process (docs/reference/limits.md).
+    # Whether the child has stopped is asked of wait, not of /proc, which has another state letter for a traced process
+    # (docs/reference/limits.md).
     /usr/bin/python3 -S - <<END
 import os, signal, sys
 child = os.fork()

@@ -194,7 +194,7 @@ impl Inode {
         }
     }
 
-    /// Whether any user may write to it.
+    /// Whether at least one user may write to it.
     pub(crate) fn is_writable(self) -> bool {
         self.leaf.is_some() && self.mode() & 0o222 != 0
     }

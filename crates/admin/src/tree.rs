@@ -36,7 +36,7 @@ pub(crate) struct Tree {
     wait_limit: Arc<WaitLimit>,
     /// An evacuation that was started by a write to `bring` is in progress.
     is_bringing: Arc<AtomicBool>,
-    /// The same for `expel`.
+    /// As `is_bringing`, for a write to `expel`.
     is_expelling: Arc<AtomicBool>,
 }
 
@@ -237,7 +237,7 @@ impl Tree {
                     Ok(()) => reply.written(count),
                     Err(errno) => reply.error(error(errno)),
                 };
-                // If there is no thread the reply is dropped, which fuser turns into EIO.
+                // If no thread can be created, the reply is dropped, which fuser turns into EIO.
                 if let Err(error) = spawn(wait) {
                     tracing::warn!(%error, "cannot start a thread to wait for ternd");
                 }
@@ -323,8 +323,8 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     std::thread::Builder::new().name("wait".into()).stack_size(256 << 10).spawn(run).map(drop)
 }
 
-/// Converts the reply to a migration: that the process is at the destination already is not an
-/// error.
+/// Converts the reply to a request for a migration. If the process is already at a given
+/// destination, that is not an error.
 fn move_result(
     pid: HomePid,
     request: &TerndRequest,

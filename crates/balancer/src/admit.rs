@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
 /// A process whose memory grows by at least this many bytes in `ordinary_growth_s` counts as
-/// growing. Less growth is that of a program that starts up.
+/// growing. Smaller growth is typical of a program that starts up.
 const MIN_GROWTH: f64 = 64.0 * (1 << 20) as f64;
 
 /// A home's request to send a process to a node.
@@ -29,9 +29,9 @@ pub struct MoveOffer {
     pub memory: u64,
     /// The target's load as the home estimates it, without the process.
     pub estimated_load: f64,
-    /// The load of the target above which the home does not want to send it.
+    /// The target's load above which the home does not want to send the process.
     pub max_load: f64,
-    /// Why it is to move.
+    /// Why the process is to move.
     pub reason: MoveReason,
 }
 
@@ -53,8 +53,8 @@ pub struct OfferRefusal {
     pub obstacle: Obstacle,
     /// The node's load, including accepted arrivals.
     pub load: f64,
-    /// The node's free memory, less what accepted arrivals need, and less the growth of memory in use
-    /// for which room must be left.
+    /// The node's free memory, minus the memory that accepted arrivals need, and minus the room
+    /// that is reserved for growth of the memory in use.
     pub mem_free: u64,
 }
 
@@ -64,8 +64,8 @@ pub struct OfferRefusal {
 #[derive(Debug, Clone, Default)]
 pub struct PendingChanges {
     changes: BTreeMap<(NodeId, HomePid), Change>,
-    /// Number of threads of this node's own processes here that run or wait for a CPU, as of the
-    /// last scan, without growing processes.
+    /// Number of threads that run or wait for a CPU, over this node's own processes here, as of the
+    /// last scan. Growing processes are not counted.
     local_threads: f64,
     trend: Trend,
 }
@@ -122,10 +122,10 @@ impl PendingChanges {
         self.changes.insert((home, pid), change);
     }
 
-    /// Sets the node's own processes that run here: its load is at least what they demand. Thirteen
-    /// processes that start at once are visible in the first scan, but in the smoothed load only
-    /// two seconds later. Growing processes are left out: if they were spread this early, several
-    /// would go to one node before it could measure how fast its memory fills.
+    /// Sets the node's own processes that run here: the node's load is at least their demand.
+    /// Thirteen processes that start at once are visible in the first scan, but in the smoothed
+    /// load only two seconds later. Growing processes are left out: if they were spread this early,
+    /// several would go to one node before it could measure how fast its memory fills.
     pub fn set_local<'a>(&mut self, here: impl Iterator<Item = &'a ProcessSnapshot>, policy: &Policy) {
         let not_growing =
             here.filter(|process| process.growth as f64 * policy.ordinary_growth_s < MIN_GROWTH);
@@ -163,7 +163,7 @@ impl PendingChanges {
     /// The node's expected load, which it publishes. `own.load` was sampled `own.age_ms` ago, so
     /// the part of a change that the sample misses is computed for the time of the sample, not for
     /// now. Otherwise half of the correction for arrivals just before a sample would have decayed
-    /// before the next sample shows them, and another home would send a process too many.
+    /// before the next sample shows them, and another home would send one process too many.
     #[must_use]
     pub fn expected_load(&self, own: &NodeSnapshot, policy: &Policy, now_ms: u64) -> f64 {
         let sampled_ms = now_ms.saturating_sub(own.age_ms);
@@ -187,10 +187,10 @@ impl PendingChanges {
         own.mem_free.saturating_sub(self.arriving_bytes())
     }
 
-    /// The free memory that the node publishes: [`expected_free`](Self::expected_free), less the
-    /// growth of memory in use until a process that is sent because of this figure can arrive. No
-    /// further reserve is subtracted, because this figure also shows homes that the node is about
-    /// to be full.
+    /// The free memory that the node publishes: [`expected_free`](Self::expected_free), minus the
+    /// growth of memory in use that is expected before a process that is sent because of this
+    /// figure can arrive. No further reserve is subtracted, because this figure also tells homes
+    /// that the node is about to be full.
     #[must_use]
     pub fn advertised_free(&self, own: &NodeSnapshot, policy: &Policy) -> u64 {
         self.free_after(own, policy.usher_ahead_s)

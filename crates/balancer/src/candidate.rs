@@ -27,7 +27,7 @@ pub enum Obstacle {
     NoGuests,
     /// The process may not run there.
     Forbidden,
-    /// It does much input and output (`iojob`), which belongs at home.
+    /// It is an I/O job (`iojob`), which belongs at home.
     FilesAtHome,
     /// Too little memory is free.
     NoMemory,
@@ -76,7 +76,7 @@ pub struct Candidate {
     /// Decrease of the opportunity cost of the cluster, the sum over its nodes of a cost that grows
     /// exponentially with their load (Amir et al. 2000). 0 under the greedy policy.
     pub opportunity_gain: f64,
-    /// The reason that rules it out, if there is one.
+    /// The reason that rules out the node, if there is one.
     pub obstacle: Option<Obstacle>,
 }
 
@@ -207,9 +207,9 @@ impl<'a> Mover<'a> {
             })
     }
 
-    /// Bytes left above the reserve once the process has arrived, and its memory and the node's
-    /// memory in use have grown for this many seconds; negative also if the node's memory pressure
-    /// is too high; `None` if the node does not report its memory.
+    /// Bytes left above the reserve after the process has arrived, and after its memory and the
+    /// node's memory in use have grown for this many seconds. The result is also negative if the
+    /// node's memory pressure is too high. `None` if the node does not report its memory.
     pub(crate) fn memory_left(&self, view: &EffectiveView<'_>, to: usize, seconds: f64) -> Option<f64> {
         let (node, effective) = (view.cluster.nodes().get(to)?, view.nodes.get(to)?);
         if node.mem_total == 0 {
@@ -240,9 +240,9 @@ impl<'a> Mover<'a> {
         }
         let worth = |times: f64| self.rest_s >= times * candidate.cost.cpu_s;
         let is_worthwhile = worth(policy.min_rest_per_cost);
-        // Home is preferred to an equal node if no process there is slowed down: there is then one
-        // guest less, and the process no longer depends on a link. The objective must not undo the
-        // move again.
+        // Home is preferred to an equal node if the move slows down no process at home: the cluster
+        // then has one guest less, and the process no longer depends on a link. The objective must
+        // not undo the move afterwards.
         let is_stable = policy.objective == Objective::Greedy || candidate.opportunity_gain >= 0.0;
         let prefers_home = is_homeward && idle_cpu && is_stable && candidate.pace <= self.pace;
         if is_homeward && process.hint == Hint::Io {
@@ -276,9 +276,9 @@ impl<'a> Mover<'a> {
         busy.then_some(Obstacle::LinkBusy)
     }
 
-    /// The part of its waiting for calls that a return to a busy home is assumed not to save. On a
-    /// busy node other processes compute while it waits for a call, so the waiting costs less than
-    /// it seems.
+    /// The part of the process's waiting for calls that a return to a busy home is assumed not to
+    /// save. On a busy node other processes compute while this one waits for a call, so the waiting
+    /// costs less than it seems.
     fn unsaved_wait(&self, policy: &Policy, to_busy_home: bool) -> f64 {
         if to_busy_home { policy.call_wait_discount * self.remote_wait } else { 0.0 }
     }
@@ -327,7 +327,7 @@ impl<'a> Mover<'a> {
         self.current_cost(view, from) - increase * (1.0 + view.policy.margin)
     }
 
-    /// The contribution of the process to the sum where it is.
+    /// The contribution of the process to the sum on its current node.
     fn current_cost(&self, view: &EffectiveView<'_>, from: &NodeSnapshot) -> f64 {
         let Some(here) = view.nodes.get(self.index) else { return 0.0 };
         let cpu = |runnable: f64| from.load_of(runnable.max(0.0)) / view.top_load;
@@ -335,7 +335,8 @@ impl<'a> Mover<'a> {
             + self.memory_cost(view, from, here.free + self.process.memory() as f64)
     }
 
-    /// The contribution of its memory on a node with this much free before it arrives.
+    /// The contribution of the process's memory to the sum on a node that has `free` bytes free
+    /// before the process arrives.
     fn memory_cost(&self, view: &EffectiveView<'_>, node: &NodeSnapshot, free: f64) -> f64 {
         if node.mem_total == 0 {
             return 0.0;
@@ -344,8 +345,8 @@ impl<'a> Mover<'a> {
         cost(free - self.process.memory() as f64) - cost(free)
     }
 
-    /// The load of a node above which the sum does not decrease. At this load the process
-    /// contributes as much there, with the margin, as it does here.
+    /// The load of a node above which a move of the process to that node does not decrease the sum.
+    /// At this load the process contributes as much there, with the margin, as it does here.
     fn max_relieving_load(&self, view: &EffectiveView<'_>, node: &NodeSnapshot) -> f64 {
         let seen = view.cluster.nodes().get(self.index).zip(view.node(node.id));
         let Some((from, there)) = seen else { return 0.0 };
@@ -357,13 +358,13 @@ impl<'a> Mover<'a> {
         (utilisation * view.top_load).max(0.0)
     }
 
-    /// The load of the target above which it should refuse the process: the lower of two. At the
-    /// first load, the pace there would be worse than estimated by `max_estimate_error`: another
-    /// process has arrived first, and other nodes are better. At the second load, the move gains
-    /// nothing. Without the second limit, two homes with old information would follow each other
-    /// between two nodes for ever, if the jobs of each fit on one node alone. With
-    /// [`Objective::Opportunity`] the load is also at most the one above which the sum does not
-    /// decrease.
+    /// The load of the target above which the target should refuse the process: the lower of two
+    /// loads. At the first load, the pace there would be worse than estimated by
+    /// `max_estimate_error`: another process has arrived first, and other nodes are better. At the
+    /// second load, the move gains nothing. Without the second limit, two homes with old
+    /// information would follow each other between two nodes for ever, if the jobs of either home
+    /// fit on one node. With [`Objective::Opportunity`] the load is also at most the one above
+    /// which the sum does not decrease.
     pub(crate) fn max_load(&self, view: &EffectiveView<'_>, candidate: &Candidate) -> f64 {
         let Some(node) = view.cluster.node(candidate.node) else { return 0.0 };
         let gaining = self.pace / (1.0 + view.policy.margin);

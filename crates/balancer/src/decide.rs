@@ -150,8 +150,8 @@ impl Round<'_> {
         }
     }
 
-    /// Moves processes to get more CPU or to wait less for other nodes. Makes the move that gains most
-    /// and looks again, until no move gains enough or as many are under way as may be.
+    /// Moves processes to get more CPU or to wait less for other nodes. Makes the move that gains
+    /// most and looks again, until no move gains enough or the limit of moves under way is reached.
     fn balance(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
         let mut left: Vec<&ProcessSnapshot> = Vec::new();
         self.state.eligible_in_s = None;
@@ -343,7 +343,7 @@ pub(crate) fn eligible(
         return Err(StayReason::Idle);
     }
     let needed_s = mover.needed_s(view.policy);
-    // A process that belongs home may go there while young.
+    // A process that belongs at home may go there while it is young.
     let files_at_home = process.hint == Hint::Io && process.at != view.cluster.me();
     if process.cpu_s < needed_s && !files_at_home {
         return Err(StayReason::TooYoung { cpu_s: process.cpu_s, needed_s });

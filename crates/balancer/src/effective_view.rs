@@ -20,8 +20,9 @@ pub(crate) struct EffectiveNode {
     /// Bytes free once departing processes have left; negative if more has been promised than there
     /// is.
     pub(crate) free: f64,
-    /// Bytes of those processes. They are not available yet: if the target refuses a departing
-    /// process, it stays, and a process that had come in its place would fill the node.
+    /// Bytes of the departing processes. These bytes are not available yet: if the target refuses a
+    /// departing process, that process stays, and a process that had come in its place would fill
+    /// the node.
     pub(crate) leaving: f64,
     /// Bytes that the node keeps free.
     pub(crate) reserve: f64,

@@ -54,8 +54,9 @@ fn can_leave(round: &Round<'_>, process: &ProcessSnapshot) -> bool {
 /// Whether the node will be full, and if so which process leaves next and where to, if any can.
 ///
 /// Best fit is applied twice. The process is the smallest that is large enough, since it is gone
-/// soonest (or the largest, if none is). Its target is the node where least memory is left over, in
-/// powers of two, so that large holes stay for large processes (see `choose_target` for growing ones).
+/// soonest (or the largest, if none is large enough). Its target is the node where least memory is
+/// left over, in powers of two, so that large holes stay for large processes (see `choose_target`
+/// for growing ones).
 ///
 /// Processes leave one after the other: sent together they would share the link, and the first
 /// would finish later.
@@ -120,10 +121,11 @@ fn next_leaver(
     (true, first.map(|(index, _, candidate)| (index, candidate)))
 }
 
-/// Chooses a node with room for a process. Processes that do not grow go by best fit; growing ones
-/// go where most room is, or they would have to leave again soon. A node to which other processes
-/// of this home are moving comes last, because its link is busy. Among equivalent nodes the choice
-/// is random, so that homes with the same need do not all choose the same node.
+/// Chooses a node with room for a process. Processes that do not grow are placed by best fit.
+/// Growing processes go to the node with the most room, because otherwise they would have to leave
+/// again soon. A node to which other processes of this home are moving comes last, because its link
+/// is busy. Among equivalent nodes the choice is random, so that homes with the same need do not
+/// all choose the same node.
 fn choose_target(round: &Round<'_>, mover: &Mover<'_>, rng: &mut Rng) -> Option<Candidate> {
     let view = &round.view;
     let policy = view.policy;

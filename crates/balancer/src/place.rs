@@ -28,8 +28,8 @@ impl Default for PlacementRequest {
 }
 
 /// Chooses a node at random among those within 5 units of load of the best, as MOSIX does, and
-/// charges it to `state`, so that a hundred programs started in one second do not all go to one
-/// node. `None` if no node may and can take it.
+/// charges the program to `state`, so that a hundred programs started in one second do not all go
+/// to one node. `None` if no permitted node can take the program.
 pub fn place(
     cluster: &Cluster,
     placement: &PlacementRequest,

@@ -1,9 +1,9 @@
 //! How long a process waits for calls made at home and for files of other nodes, for each second of
 //! its own work.
 //!
-//! Home performs its calls. For files of a third node, home sends requests to that node. So access
-//! to such files waits for no round trip on the node of the files, for one at home, and for two on
-//! any other node.
+//! Home performs the process's calls. For files of a third node, home sends requests to that node.
+//! So an access to such files waits for no round trip if the process runs on the node of the files,
+//! for one if it runs at home, and for two if it runs on any other node.
 
 use crate::effective_view::EffectiveView;
 use crate::process::{ProcessSnapshot, Traffic};

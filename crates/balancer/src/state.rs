@@ -233,7 +233,7 @@ impl DecisionState {
     ) {
         let known = |pid: &HomePid| processes.contains_key(pid);
         self.history.retain(|pid, _| known(pid));
-        // By then gossip has newer entries, or the view is too old to be used.
+        // After `max_age_ms` gossip has newer entries, or the view is too old to be used.
         self.reports.retain(|_, report| now_ms.saturating_sub(report.at_ms) < policy.max_age_ms);
         self.decisions.retain(|pid, _| known(pid));
         let arrived_pids: Vec<HomePid> = self

@@ -33,9 +33,9 @@ pub struct NodeSnapshot {
     pub speed: u32,
     /// Number of CPUs; may be fractional under a quota.
     pub cpus: f64,
-    /// 100 is a busy standard CPU; as given by
-    /// [`PendingChanges::expected_load`](crate::PendingChanges::expected_load), including accepted
-    /// arrivals.
+    /// 100 is a busy standard CPU. In a home's view this is the node's
+    /// [`PendingChanges::expected_load`](crate::PendingChanges::expected_load), which includes
+    /// accepted arrivals; in a node's own sample it is the sampled load.
     pub load: f64,
     /// Bytes that an arriving process could have, less what accepted arrivals need.
     pub mem_free: u64,
@@ -49,8 +49,8 @@ pub struct NodeSnapshot {
     pub mem_pressure: f64,
     /// Whether it takes guests (not blocked, not shutting down, trusts this home).
     pub takes_guests: bool,
-    /// Age of this entry, in milliseconds. For a home's own entry: 0 in its view; in a node's own
-    /// sample, the time since it was taken.
+    /// Age of this entry, in milliseconds. In a home's view, the home's own entry has age 0. In a
+    /// node's own sample, this is the time since the sample was taken.
     pub age_ms: u64,
     /// Whether it is known to be alive; false also while it is suspected.
     pub alive: bool,

@@ -209,8 +209,8 @@ fn process_leaves_before_the_node_is_full_and_goes_where_it_fits() {
     let grower = ProcessSnapshot { rss: GB, growth: 50 << 20, ..busy(7, 1, 0.1) };
     let nodes = vec![full.clone(), small, node(3, 3.0)];
     assert_eq!(moves(nodes, std::slice::from_ref(&grower)), [(7, 3, MoveReason::Memory)]);
-    // Nothing can be done where it does not fit anywhere, and nothing needs to be done while much
-    // is free.
+    // Nothing can be done if the process fits nowhere, and nothing needs to be done while much
+    // memory is free.
     assert_eq!(moves(vec![full], std::slice::from_ref(&grower)), []);
     assert_eq!(moves(vec![node(1, 1.0), node(3, 3.0)], &[grower]), []);
 }

@@ -9,9 +9,10 @@
 //! so find the same location. A limit on the group that contains `tern`, such as a lab node's
 //! speed, applies to the guests as well.
 //!
-//! Several of these processes use the group at a time. Each creates it when needed, and removes it
-//! when it exits; the kernel refuses to remove a group that has members. If another process removes
-//! the group between its creation and the entry of the first member, it is created again.
+//! Several of these processes use the group at a time. Each process creates the group when needed,
+//! and tries to remove it when members of the group have ended; the kernel refuses to remove a
+//! group that has members. If another process removes the group between its creation and the entry
+//! of the first member, the group is created again.
 
 use crate::hierarchy::{self, Hierarchy};
 use std::fs;
@@ -24,14 +25,14 @@ use std::time::{Duration, Instant};
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "freezer"];
 /// The period of a CPU quota, in microseconds.
 const QUOTA_PERIOD_US: u32 = 100_000;
-/// How often creating and entering the group is attempted.
+/// Maximum number of attempts to create and enter the group.
 const MAX_ATTEMPTS: usize = 20;
 
 /// The location of `tern/guests` in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestGroup {
-    /// Those of `CONTROLLERS` that this hierarchy has. Version 2 always counts as having
-    /// `freezer`: even without controllers its groups account CPU time, freeze and kill.
+    /// Those of `CONTROLLERS` that this hierarchy has. Version 2 always counts as having `freezer`:
+    /// even without controllers, its groups count CPU time, and can be frozen and killed.
     pub controllers: Vec<&'static str>,
     /// Whether the hierarchy is of version 2.
     pub unified: bool,
@@ -129,8 +130,8 @@ fn enable_controllers(parent: &Path) {
     }
 }
 
-/// Moves a process into the group, and so all its future children. All members together may use
-/// `cpus` CPUs.
+/// Moves a process into the group, where its future children will be too. All members together may
+/// use `cpus` CPUs.
 ///
 /// # Errors
 /// If no mounted hierarchy can be used, or the first error of entering a group. All groups are

@@ -51,7 +51,7 @@ impl Hierarchy {
     }
 
     /// The directory of a process's group, given the text of its `/proc/PID/cgroup`. `None` if that
-    /// group is not below what is mounted here.
+    /// group is not in the mounted part of the hierarchy.
     #[must_use]
     pub fn group_of(&self, proc_cgroup: &str) -> Option<PathBuf> {
         // Lines are NUMBER:CONTROLLERS:PATH; version 2 has no controllers.
@@ -81,7 +81,8 @@ pub fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
 /// exist. A group stays busy for a moment after its last process has died.
 ///
 /// # Errors
-/// The kernel's, if a group cannot be removed within `timeout`, for example since it has members.
+/// The kernel's error if a group cannot be removed within `timeout`, for example because it has
+/// members.
 pub fn remove(group: &Path, timeout: Duration) -> io::Result<()> {
     let end = Instant::now() + timeout;
     loop {

@@ -1,5 +1,6 @@
-//! Checks whether this node has what Tern needs. Each probe tries the feature itself, in a child
-//! process where the attempt would leave a mark on the caller; nothing on the node is changed.
+//! Checks whether this node has what Tern needs. Each probe tries the feature itself. If the
+//! attempt would change the caller permanently, it is made in a child process. Nothing on the node
+//! is changed.
 //!
 //! A probe is a function that returns findings; they are printed in the order of `probe`.
 

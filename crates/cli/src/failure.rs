@@ -8,7 +8,7 @@ use tern_control::{Refusal, RefusalKind};
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) code: u8,
-    /// The kind that it was refused with.
+    /// The kind of refusal; `None` if the exit code belongs to no kind.
     pub(crate) kind: Option<RefusalKind>,
     /// One sentence, lower case, without a full stop; empty if the output already says everything.
     pub(crate) message: String,
@@ -27,7 +27,7 @@ impl Failure {
         Self::new(RefusalKind::BadRequest, message).hint(format!("{tool} --help"))
     }
 
-    /// A failure with an exit code that is no kind's.
+    /// A failure with an exit code that belongs to no kind.
     pub(crate) fn with_code(code: u8, message: impl Into<String>) -> Self {
         Self { code, kind: None, message: message.into(), hint: None }
     }

@@ -48,7 +48,7 @@ pub enum DecayClass {
 }
 
 impl Advice {
-    /// These hints, with those of `other` where one is absent.
+    /// These hints; an absent hint is taken from `other`.
     #[must_use]
     pub fn or(self, other: &Self) -> Self {
         Self {

@@ -1,5 +1,6 @@
 //! The control socket of a shim or other helper daemon, on which the node's daemon and the shims
-//! send it requests. The owner's main loop also waits here for its other descriptors.
+//! send it requests. The owner's main loop also waits for its other descriptors with
+//! [`ControlSocket::wait`].
 //!
 //! Only root and the user who runs the node may connect. The kernel's peer credentials decide.
 
@@ -25,8 +26,8 @@ use tern_ids::ShimId;
 /// Time limit for a caller to send the rest of a request that has begun to arrive, and for the reply
 /// to be written.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit for a connected caller to begin its request. On a busy machine a caller may not run
-/// for seconds. Nothing waits for it meanwhile.
+/// Time limit for a connected caller to begin its request. On a busy machine a caller may get no
+/// CPU for seconds. Other callers do not wait for it meanwhile.
 const SILENT_CALLER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A listening control socket. Dropping it removes the socket file, and refuses the requests of
@@ -37,7 +38,8 @@ pub struct ControlSocket {
     path: PathBuf,
     /// A signalfd that is readable after changes of children and tracees, if they are watched.
     children: Option<OwnedFd>,
-    /// Whether the last wait found a connecting caller, and a change of a child.
+    /// Whether the last wait found a caller that connects or has sent something, and whether it
+    /// found a change of a child.
     ready: Cell<(bool, bool)>,
     /// Callers that have connected and not sent a request yet, and when they were accepted.
     silent: RefCell<Vec<(Instant, UnixStream)>>,
@@ -137,7 +139,7 @@ impl ControlSocket {
         let request = loop {
             let arrived = silent.iter().position(|(_, caller)| is_readable(caller));
             let Some(caller) = arrived.map(|at| silent.remove(at).1) else { break None };
-            // After a malformed request, or the end of a caller, the next one is tried.
+            // If a request is malformed, or its caller has ended, the next caller is tried.
             if let Ok(request) = PendingRequest::receive(caller) {
                 break Some(request);
             }
@@ -370,7 +372,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// A caller of a busy machine may be suspended between its connection and its request.
+    /// On a busy machine a caller may get no CPU between connecting and sending its request.
     #[test]
     fn silent_caller_delays_no_other_and_is_not_refused() {
         let dir = std::env::temp_dir().join(format!("tern-door-silent-{}", std::process::id()));

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(node_of(&run_dir.0, own), None);
         record(&run_dir.0, own, NodeId(2));
         assert_eq!(node_of(&run_dir.0, own), Some(NodeId(2)));
-        // A child that had these addresses too, and has executed a program since.
+        // The child had these addresses too at its fork, but has executed a program since.
         let child = Sleeper::new();
         assert_eq!(node_of(&run_dir.0, child.0.id() as i32), None);
         record(&run_dir.0, own, NodeId(3));

@@ -14,7 +14,7 @@
 //!
 //! ternd and the shims can be of different versions, since shims outlive an upgrade of ternd. So
 //! the names in the JSON are part of the format: where a Rust name differs, `serde(rename)` keeps
-//! the JSON's.
+//! the name in the JSON.
 #![deny(unsafe_code)]
 
 mod advice;

@@ -1,8 +1,8 @@
 //! Reads files of /proc as text.
 //!
-//! The kernel escapes few bytes there: the name of a program (prctl(2), PR_SET_NAME), of a file or
-//! of a mount point may consist of any others. Any user can choose such a name, so a reader must
-//! not fail because of bytes that are not UTF-8.
+//! The kernel escapes few bytes there. The name of a program (prctl(2), PR_SET_NAME), of a file or
+//! of a mount point may contain all other bytes unescaped. Any user can choose such a name, so a
+//! reader must not fail because of bytes that are not UTF-8.
 
 use std::io;
 use std::path::Path;

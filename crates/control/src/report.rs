@@ -21,7 +21,7 @@ impl Refusal {
         Self { kind, message: message.into(), hint: None }
     }
 
-    /// The same with a hint.
+    /// This refusal with a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -42,7 +42,7 @@ pub enum RefusalKind {
     CannotMove,
     /// The request cannot be performed now; for example, the node is down or accepts no guests.
     Unavailable,
-    /// The process is already where, or in the state that, the request asks for.
+    /// The process is already on the node, or in the state, that the request asks for.
     AlreadyDone,
     /// The request itself is wrong.
     BadRequest,
@@ -113,7 +113,7 @@ pub struct ProcessRow {
     pub command: String,
     /// Its resource usage where it runs, as far as known to this node.
     pub usage: Usage,
-    /// How it or an ancestor was started by mosrun or nomig, if it was. Set by the home's ternd.
+    /// How mosrun or nomig started it or an ancestor, if one of them did. Set by the home's ternd.
     #[serde(default)]
     pub started: Option<StartedAs>,
 }
@@ -127,8 +127,9 @@ pub struct PlacedRow {
     pub uid: u32,
     /// The node where it runs; `None` before that.
     pub r#where: Option<NodeId>,
-    /// Whether it waits for free capacity. If it neither waits nor runs, a node is being chosen or
-    /// asked for it. If that node is lost meanwhile, it is not known whether the command was run.
+    /// Whether it waits for free capacity. If the command neither waits nor runs, a node for it is
+    /// being chosen, or was chosen and is being asked. If that node is lost meanwhile, it is
+    /// unknown whether the command was run.
     #[serde(default)]
     pub is_queued: bool,
     /// For another node's command: its home.

@@ -162,9 +162,10 @@ fn mount_in(table: &str, mount: u64) -> Option<(String, String)> {
     Some((rest.next()?.to_owned(), rest.nth(1).unwrap_or_default().to_owned()))
 }
 
-/// How long such a mount caches names and attributes, in words. Network file systems show it in
-/// their options if it differs from the default (nfs(5): 60 s; mount.cifs(8): 1 s). It is unknown
-/// for 9p and FUSE. Cluster file systems and local disks cache coherently.
+/// How long a mount of this type, with these options, caches names and attributes, in words.
+/// Network file systems show the time in their options unless it is the default (nfs(5): 60 s;
+/// mount.cifs(8): 1 s). The time is unknown for 9p and FUSE. Cluster file systems and local disks
+/// cache coherently.
 fn cache_time(kind: &str, options: &str) -> Option<String> {
     let has = |name: &str| options.split(',').any(|option| option == name);
     let value = |name: &str| {

@@ -83,8 +83,9 @@ pub enum ShimRequest {
         /// The process.
         pid: HomePid,
     },
-    /// Whether home still waits for a guest of this epoch: it is the current one or may become it.
-    /// Deputy only. (`Done`, or `Refused` with `NotFound`: the guest must end.)
+    /// Whether home still waits for a guest of this epoch: the epoch is the current one or may
+    /// become the current one. Deputy only. (`Done`, or `Refused` with `NotFound`: the guest must
+    /// end.)
     #[serde(rename = "awaits")]
     IsGuestAwaited {
         /// The process.
@@ -152,9 +153,9 @@ pub enum ShimRequest {
     /// is closed.)
     #[serde(rename = "tree")]
     MapRoot,
-    /// The underlying file of a file that an MFS client mounted on this node has open, requested by
-    /// that client. Served by the node's file server only. (`Done`, then a byte with an `O_PATH`
-    /// descriptor.)
+    /// The file that underlies an open file of an MFS client that is mounted on this node.
+    /// Requested by that client. Served by the node's file server only. (`Done`, then a byte with
+    /// an `O_PATH` descriptor.)
     #[serde(rename = "file_behind")]
     BackingFile {
         /// The client's session.

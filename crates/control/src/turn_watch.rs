@@ -3,9 +3,9 @@
 //! A loop that serves others must not wait. In a build with debug assertions each step of a turn
 //! that takes longer than [`MAX_STEP`] is reported in the loop's log and in `RUN/slow-turns`, where
 //! the tests find it. The time for which the thread was runnable but had no CPU does not count. The
-//! report has two times: the step's, and the part of it for which the thread slept other than until
-//! a tracee stopped. That part is a wait for something else, such as a file system. In other builds
-//! nothing is measured.
+//! report has two times: the duration of the step, and the part of it for which the thread slept
+//! without waiting for a tracee to stop. In that part it waited for something else, such as a file
+//! system. In other builds nothing is measured.
 
 use std::fs::File;
 use std::io::Write;
@@ -26,7 +26,7 @@ pub struct TurnWatch {
     reports: PathBuf,
     /// `/proc/thread-self/schedstat`; none if nothing is measured.
     schedstat: Option<File>,
-    /// How long the thread has slept, in all, until tracees stopped.
+    /// Returns how long the thread has slept in all its waits for tracees to stop.
     time_slept: fn() -> Duration,
     began: Instant,
     before: Times,
@@ -39,13 +39,13 @@ struct Times {
     running: Duration,
     /// Runnable, without a CPU.
     waiting: Duration,
-    /// Asleep until a tracee stopped.
+    /// Asleep in waits for tracees to stop.
     slept: Duration,
 }
 
 impl TurnWatch {
     /// The watch of the loop of this name in the calling thread. `time_slept` returns how long this
-    /// thread has slept, in all, until tracees stopped.
+    /// thread has slept in all its waits for tracees to stop.
     #[must_use]
     pub fn new(name: &'static str, run_dir: &Path, time_slept: fn() -> Duration) -> Self {
         let schedstat = cfg!(debug_assertions).then(|| File::open("/proc/thread-self/schedstat").ok());

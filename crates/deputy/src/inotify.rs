@@ -1,8 +1,8 @@
 //! inotify(7) instances, which the kernel limits for each user.
 //!
 //! The kernel counts an instance for the effective user of the thread that makes it. Home's shims
-//! run as root for all users: counted for root, the instances of 128 families would leave none for
-//! root's own programs.
+//! run as root for all users. If their instances were counted for root, 128 families would leave
+//! none for root's own programs.
 
 use rustix::fs::inotify::{self, CreateFlags};
 use rustix::process::{Uid, dumpable_behavior, geteuid, set_dumpable_behavior};

@@ -48,7 +48,7 @@ pub(crate) struct Process {
     pub(crate) offered_epoch: Epoch,
     /// The previous guest continues under this epoch, since a move was cancelled, and may not have
     /// received the new number yet.
-    pub(crate) is_renumbered: bool,
+    pub(crate) old_guest_has_new_epoch: bool,
     /// The guest shim that holds the current epoch, or held it last.
     pub(crate) peer: PeerId,
     pub(crate) reserve: Option<Reserve>,
@@ -116,7 +116,7 @@ impl Process {
             state: State::Resident,
             epoch: Epoch(0),
             offered_epoch: Epoch(0),
-            is_renumbered: false,
+            old_guest_has_new_epoch: false,
             peer: PeerId::NONE,
             reserve: None,
             memory: Memory::open(living)?,
@@ -186,8 +186,8 @@ impl Process {
         }
     }
 
-    /// Stops reading the process's memory through this thread, which is exiting: a thread without
-    /// memory shows none.
+    /// Stops reading the process's memory through this thread, which is exiting: /proc shows no
+    /// memory of a thread that has released it.
     pub(crate) fn stop_reading_through(&mut self, tid: HomePid) {
         if self.memory.pid() != tid.0 {
             return;
@@ -227,10 +227,10 @@ impl Process {
         self.live_threads().all(|thread| thread.stopped.is_some())
     }
 
-    /// Whether a guest of this epoch is the current one or may still become it. If not, it must
-    /// end. Its shim asks when it has lost its link to home.
+    /// Whether a guest of this epoch is the current guest or may still become it. If not, the guest
+    /// must end. A guest's shim asks this when it has lost its link to home.
     pub(crate) fn awaits(&self, epoch: Epoch) -> bool {
-        let earlier = self.is_renumbered || matches!(self.state, State::Switching(_));
+        let earlier = self.old_guest_has_new_epoch || matches!(self.state, State::Switching(_));
         self.is_away() && (epoch == self.epoch || earlier && epoch < self.epoch)
     }
 

@@ -54,7 +54,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         empty_since: Instant::now(),
         turn_watch,
     };
-    // The first request arrives right after the start; allow for a slow one.
+    // The first request follows the start of the shim, but may take a while.
     shim.empty_since += Duration::from_secs(10);
     while !shim.is_over() {
         shim.run_once()?;

@@ -50,7 +50,8 @@ pub(crate) enum ReconnectResult {
     Unreachable,
 }
 
-/// A process that was fetched home and is not traced any more. Only the reason is kept, for `mps`.
+/// A process that was fetched home and is not traced any more. Its row is kept for `mps`, and its
+/// record for the next time that the shim seizes it.
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) row: ProcessRow,
@@ -81,15 +82,15 @@ pub(crate) struct Shim {
     pub(crate) detached: Vec<Detached>,
     /// CPU time used away by processes that are not traced any more.
     pub(crate) usage_store: UsageStore,
-    /// Moves that cannot begin yet and are retried. For `migrate` only, and a task that is requeued.
+    /// Moves that cannot begin yet and are retried. For `migrate` and `requeue_task` only.
     pub(crate) queued_moves:
         Vec<(Instant, HomePid, Destination, tern_control::control_socket::PendingRequest)>,
-    /// New children and threads that stopped before the stop of their parent that names them. For
-    /// the handling of stops and of forks.
+    /// The stops of new children and threads that came before the fork stop of the parent, which
+    /// names the child. For the handling of stops and of forks.
     pub(crate) early_stops: HashMap<i32, Stopped>,
     /// Contents of files that are being sent to guests.
     pub(crate) content_transfers: ContentTransfers,
-    /// Events of helper threads. These send them, and the main loop receives them.
+    /// Events of helper threads: the helper threads send them, and the main loop receives them.
     pub(crate) events: (Sender<ShimEvent>, Receiver<ShimEvent>),
     /// The memory that processes away share.
     pub(crate) shared_memory: SharedMemory,
@@ -142,7 +143,8 @@ impl Shim {
     }
 
     pub(crate) fn send_to_peer(&mut self, peer: PeerId, pid: HomePid, message: &Message) {
-        // The message may be a consequence of a change to a directory, so that is sent first.
+        // The message may be a consequence of a change to a directory, so such changes are sent
+        // first.
         self.send_name_changes();
         self.send_directly(peer, pid, message);
     }
@@ -170,7 +172,8 @@ impl Shim {
         }
     }
 
-    /// Ends the move of this process unsuccessfully, but not that of its group. Returns its id.
+    /// Ends the move of this process unsuccessfully, but not that of its group. Returns the move's
+    /// id.
     fn end_task(&mut self, pid: HomePid, refusal: Refusal) -> Option<MigrationId> {
         let process = self.processes.get_mut(&pid)?;
         process.home_record.set_reason(&refusal.message);
@@ -335,7 +338,7 @@ impl Shim {
                 self.abort_group(migration, pid, why);
                 self.rejoin_left_behind(migration);
             }
-            Some(migration) => self.group_lost_one(migration),
+            Some(migration) => self.member_left_group(migration),
             None => {}
         }
     }

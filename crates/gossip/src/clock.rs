@@ -4,8 +4,8 @@
 //!   last call.
 //! * Large forward jump: either the daemon was stopped or the clock is wrong; this code cannot
 //!   distinguish the two. The gap counts as elapsed time, because an entry that looks too old is
-//!   replaced by the next newer one, while one that looks too young would win over it. But no
-//!   messages were received during the gap, so silence in it is no sign of death
+//!   replaced by the next newer one, while an entry that looks too young would displace newer ones.
+//!   But no messages were received during the gap, so silence during the gap is no sign of death
 //!   ([`Clock::receiving_since`]), and a message received before the next step may have been queued
 //!   for the whole gap ([`Clock::queued_ms`]).
 

@@ -12,8 +12,8 @@ impl Gossip {
     /// Composes the message to node `to`. `about`: a node whose entry or death it must include.
     pub(crate) fn compose(&mut self, to: RowIndex, about: Option<NodeId>, wants_ack: bool) -> Vec<u8> {
         let target = *self.table.row(to);
-        // A node recorded as dead may be alive: report its death to it first, so that it can refute
-        // it.
+        // A node recorded as dead may be alive: its death is reported to it first, so that it can
+        // refute the report.
         let about = about.or((target.status == MemberStatus::Dead).then_some(target.node));
         let about = about.and_then(|node| self.table.find(node));
         let capacity = self.config.max_message_len().min(2048);
@@ -61,7 +61,7 @@ impl Gossip {
     }
 
     /// Adds deaths and returns, those that have been sent least often first. Returns take at most
-    /// half the window, because there are many when a partition heals.
+    /// half the window, because many nodes return when a partition heals.
     fn add_piggybacks(&mut self, rumours: &mut Vec<Rumour>, priority_entries: &mut Vec<RowIndex>) {
         let max_entries = self.config.window / 2;
         self.pending.piggybacks.sort_by_key(|news| std::cmp::Reverse(news.sends_left));

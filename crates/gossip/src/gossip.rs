@@ -18,8 +18,8 @@ use tern_ids::NodeId;
 
 /// A gap between two calls longer than this, in periods, is a clock jump or a stopped daemon.
 const JUMP_PERIODS: u64 = 10;
-/// How long a probe waits for its acknowledgement, in periods. The peer sends it with its next step
-/// but one at the latest, unless many nodes probe at once.
+/// How long a probe waits for its acknowledgement, in periods. The peer sends the acknowledgement
+/// in its second step after the probe at the latest, unless many nodes probe it at once.
 const ACK_TIMEOUT_PERIODS: i64 = 5;
 /// Number of probes sent before a missing acknowledgement counts as a failure.
 const MAX_PROBES: u8 = 3;
@@ -61,8 +61,8 @@ pub struct Gossip {
 
 impl Gossip {
     /// A node with no members yet. `incarnation` must be higher than in its earlier runs, such as
-    /// its start time. If it is not (the clock was set back), entries of this node that others
-    /// still hold correct it.
+    /// its start time. If it is not (the clock was set back), this node raises it when it receives
+    /// an entry of its earlier run from another node.
     #[must_use]
     pub fn new(me: NodeId, incarnation: u64, config: GossipConfig, seed: u64) -> Self {
         let config = config.within_bounds();
@@ -73,8 +73,8 @@ impl Gossip {
             own: Vec::new(),
             config,
             clock: Clock::new(JUMP_PERIODS * config.period),
-            // One more than a message has entries of others, because the receiver's own entry is
-            // skipped.
+            // One entry more than a message carries of other nodes, because the receiver's own
+            // entry is skipped.
             table: Table::new(config.window),
             pending: Pending::default(),
             rng: Rng::new(seed),
@@ -343,8 +343,8 @@ impl Gossip {
         suspicion.failures = suspicion.failures.saturating_add(times);
         if all_suspected && suspicion.failures >= FAILURES_WHEN_ALONE {
             self.declare_dead(index, self.table.row(index).incarnation, now);
-            // This node assumes the death for lack of others to ask. That is no proof, so it is not
-            // passed on as urgent news once the others are reachable.
+            // This node assumes the death for lack of others to ask. That proves nothing, so the
+            // death is not passed on as urgent news once the others are reachable.
             self.pending.piggybacks.retain(|news| news.node != node);
         }
     }
@@ -407,8 +407,8 @@ impl Gossip {
         };
         while let Some(at) = self.pending.probes.iter().position(over) {
             let Some(index) = self.table.find(self.pending.probes[at].node) else { return };
-            // If another node asked for the probe, `record_failure` finds it still queued, and
-            // declares the death: the asking node has failed to reach the node too.
+            // If another node asked for the probe, `record_failure` finds the probe still queued,
+            // and declares the death: the asking node has failed to reach the probed node too.
             self.record_failure(index, FAILURES_WHEN_ALONE);
             if self.pending.probes.get(at).is_some_and(over) {
                 self.pending.probes.remove(at);
@@ -448,7 +448,7 @@ impl Gossip {
 
     /// A random living node, but in one of max(5, living) steps any node, dead ones included. So
     /// dead nodes keep being tried, while the whole cluster sends at most about one message per
-    /// step to a node drawn from all.
+    /// step to a node that was drawn from all nodes.
     fn choose_target(&mut self) -> Option<RowIndex> {
         if self.rng.below(self.table.targets().max(5)) == 0 {
             return self.table.random_row(&mut self.rng);

@@ -3,10 +3,10 @@
 //! 21:1907–1927, 2009), with the formulas of MOSIX's information daemon.
 //!
 //! There are n nodes. In each step each node sends to one random other node the w newest entries it
-//! has, including its own. An entry spreads like a rumour until, at age `T`, w newer ones exist; w
-//! nodes have it then, and it is no longer passed on. From there on an entry in a view is replaced
-//! when a message happens to carry a newer one of that node. On average a view receives w entries
-//! in each step, each of a random one of the n - 1 other nodes.
+//! has, including its own. An entry spreads like a rumour until, at age `T`, w newer entries exist.
+//! By then w nodes have the entry, and it is no longer passed on. After that, an entry in a view is
+//! replaced when a message happens to carry a newer entry of the same node. On average a view
+//! receives w entries in each step, each of a random one of the n - 1 other nodes.
 //!
 //! Ages are in steps, measured when the messages of a step have arrived. For n ≤ w every node
 //! passes on every entry, and the formulas do not apply.

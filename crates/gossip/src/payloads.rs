@@ -1,5 +1,5 @@
-//! The payloads of all rows, in one buffer with a fixed stride: the length of the longest payload
-//! so far.
+//! The payloads of all rows, in one buffer with the same stride for each: the length of the longest
+//! payload so far.
 
 /// Byte strings by index.
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
-//! Messages that a node still has to send: suspicions, probes, replies and urgent news. All are
-//! bounded, and hold node numbers, because rows of the table move when the map changes.
+//! Messages that a node still has to send: suspicions, probes, replies and urgent news. All these
+//! queues are bounded. They hold node numbers instead of row indices, because rows of the table
+//! move when the map changes.
 
 use std::collections::VecDeque;
 use tern_ids::NodeId;
@@ -29,7 +30,8 @@ pub(crate) struct Suspicion {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Probe {
     pub(crate) node: NodeId,
-    /// The node that suspects it and asked; `None` for this node.
+    /// The node that suspects the probed node and has asked for the probe; `None` if this node
+    /// started it.
     pub(crate) asker: Option<NodeId>,
     /// A sign of life later than this settles the probe.
     pub(crate) since: i64,

@@ -29,8 +29,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether it is a regular target of messages. A node with no entry is, until a message to it
-    /// fails.
+    /// Whether it is a regular target of messages. A node that was never seen is a target until a
+    /// message to it fails.
     fn is_target(&self) -> bool {
         match self.status {
             MemberStatus::Alive | MemberStatus::Suspect => true,
@@ -56,7 +56,8 @@ pub(crate) struct Table {
     targets: usize,
     with_entry: usize,
     /// The newest entries, newest first: at most `window`, and fewer only if there are no more.
-    /// Each with its time, so that sorting reads no rows, which are seldom in the CPU cache.
+    /// Each is stored with its time, so that sorting reads no rows, which are seldom in the CPU
+    /// cache.
     newest: Vec<(i64, RowIndex)>,
     window: usize,
     /// `newest` has to be rebuilt.
@@ -152,8 +153,8 @@ impl Table {
         let at = self.newest.iter().position(|(_, other)| *other == index);
         if let Some(at) = at {
             self.newest.remove(at);
-            // After a clock jump an entry can be newer by its number and older by its age:
-            // another entry may belong here instead.
+            // After a clock jump an entry can be newer by its number and older by its age: another
+            // entry may belong among the newest instead.
             self.is_stale |= older;
         }
         let at = self.newest.partition_point(|(born, _)| *born >= row.born);

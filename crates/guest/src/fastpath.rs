@@ -12,13 +12,13 @@
 //!   call that goes home is preceded by all pending writes, and the thread is never inside the code
 //!   while the table is read.
 //! * While the thread runs, the shim only clears the flags at the beginning of the table: nothing
-//!   is published any more ([`Fastpath::unpublish`]). An operation that the code has begun then
-//!   completes; it counts as made a moment before.
+//!   is published any more ([`Fastpath::unpublish`]). An operation that the code has already begun
+//!   still completes, and counts as made before the flags were cleared.
 //!
 //! No thread is observed inside the code: before the shim reads a stopped thread's registers, or
-//! lets a handler run, it moves the thread out ([`Fastpath::step_out`]), to before its call or
-//! behind it. A fault there is a fault of the program's buffer: the program's own `syscall` makes
-//! the call again, and home or the shim reports the error.
+//! lets a handler run, it moves the thread out ([`Fastpath::step_out`]), to a point before or after
+//! its call. A fault inside the code is a fault on the program's buffer: the program's own
+//! `syscall` makes the call again, and home or the shim reports the error.
 //!
 //! This is used only in processes with one thread and memory of their own. Before another thread or
 //! process is created, and before the memory is sent elsewhere, the original code is restored
@@ -70,8 +70,8 @@ const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
 pub(crate) struct Fastpath {
     /// Whether sites may be patched.
     pub(crate) is_allowed: bool,
-    /// The number of calls on delegated files per return address. A site is tried when its number
-    /// reaches [`PATCH_THRESHOLD`].
+    /// The number of calls on delegated files per return address. The shim tries to patch a site
+    /// when its number reaches [`PATCH_THRESHOLD`].
     counts: HashMap<u64, u32>,
     sites: Vec<PatchedSite>,
     caves: Vec<CodeCave>,
@@ -160,8 +160,9 @@ impl Fastpath {
         Ok(())
     }
 
-    /// Publishes what can be published of this file, of which the last call has transferred `moved`
-    /// bytes, and of the files with a slot. The thread is in a trap, and the reply follows.
+    /// Publishes what can be published of this file and of the other files with a slot. The last
+    /// call on this file has transferred `moved` bytes. The thread is in that call's trap, and the
+    /// reply follows.
     pub(crate) fn publish(
         &mut self,
         (fd, moved): (i32, Option<u64>),
@@ -188,8 +189,8 @@ impl Fastpath {
         self.local.has_any || self.slots.iter().any(|slot| slot.fd >= 0)
     }
 
-    /// Has local files put into the table from now on, if sites are patched. Returns whether they
-    /// are.
+    /// Has local files put into the table from now on, if sites are patched. Returns whether sites
+    /// are patched.
     pub(crate) fn publish_local(&mut self) -> bool {
         self.local.has_any = self.is_patched();
         self.local.has_any
@@ -270,7 +271,7 @@ impl Fastpath {
         Ok(())
     }
 
-    /// Stops publishing, whatever the thread does. The effects so far are still to be reclaimed.
+    /// Stops publishing; the thread may be running. Its effects so far must still be reclaimed.
     pub(crate) fn unpublish(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
         let clock = self.clock.as_mut().is_some_and(|clock| std::mem::take(&mut clock.is_published));
         if self.slots.iter().all(|slot| slot.kind == 0) && !self.local.is_published && !clock {
@@ -346,7 +347,7 @@ impl Fastpath {
         Ok(Some(stage))
     }
 
-    /// When something is to be reclaimed or to be no longer published.
+    /// When a file must be reclaimed or a publication must end, whichever comes first.
     pub(crate) fn due(&self) -> Option<Instant> {
         let due = |slot: &Slot| slot.in_use && (slot.writes || slot.kind != 0);
         let local = self.local.until.filter(|_| self.local.is_published);
@@ -354,8 +355,7 @@ impl Fastpath {
         self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(local).chain(clock).min()
     }
 
-    /// Whether something is due to be reclaimed, and whether something is due to be no longer
-    /// published.
+    /// Whether a file must be reclaimed now, and whether a publication must end now.
     pub(crate) fn due_actions(&self) -> (bool, bool) {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.in_use && slot.until <= now);
@@ -412,7 +412,7 @@ impl Fastpath {
         done
     }
 
-    /// Whether something is published, or was used since it was.
+    /// Whether something was published that has not been reclaimed since.
     pub(crate) fn may_be_in_use(&self) -> bool {
         self.local.in_use || self.slots.iter().any(|slot| slot.in_use)
     }

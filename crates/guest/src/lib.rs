@@ -13,7 +13,7 @@
 //! * `calls`: forwarded calls, calls with a local part, forks, new threads, and files of /proc
 //! * `signals`: signals from home, and the guest's own faults
 //! * `time`: CPU time of both halves, CPU thresholds, and home's clocks
-//! * `files`: delegated files and directories, files of the guest's node, and remote mappings
+//! * `files`: delegated files, cached directories, files of the guest's node, and remote mappings
 //! * `fastpath`: calls on delegated files that do not even trap
 
 #![deny(unsafe_code)]

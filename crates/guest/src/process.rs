@@ -36,7 +36,8 @@ impl Guest {
         Self { process, threads: BTreeMap::new() }
     }
 
-    /// Whether its program runs here, possibly while it is being sent; not once it is frozen.
+    /// Whether the guest's program runs here. It still runs while the guest is being sent, until
+    /// the guest is frozen.
     #[must_use]
     pub(crate) fn is_active(&self) -> bool {
         matches!(self.process.state, State::Running | State::Departing(_))
@@ -48,8 +49,8 @@ impl Guest {
         self.threads.values().find_map(|t| t.pending.as_ref()?.homeward_reason.as_deref())
     }
 
-    /// Sets the CPU usage of the process, or of a thread, at which home wants a report; or removes
-    /// it.
+    /// Sets or removes the threshold of CPU usage, of the process or of a thread, at which home
+    /// wants a report.
     pub(crate) fn set_cpu_threshold(&mut self, thread: Option<HomePid>, at: Option<u64>) {
         let exists = thread.is_none_or(|tid| self.threads.contains_key(&tid));
         self.process.usage.set_threshold(thread, at.filter(|_| exists));

@@ -36,8 +36,8 @@ pub(crate) struct Sandbox {
 const SET_NEXT_PID: u8 = b'l';
 /// Command: fork a process with this pid.
 const FORK: u8 = b'f';
-/// Command: keep the descriptor that comes with it. The first command comes without one: whichever it
-/// is, the helper sets up the namespaces before it replies.
+/// Command: keep the descriptor that is sent with it. The first command of any kind only makes the
+/// helper set up the namespaces, and is sent without a descriptor.
 const KEEP: u8 = b'k';
 
 impl Sandbox {
@@ -56,8 +56,8 @@ impl Sandbox {
             | libc::CLONE_NEWUTS
             | libc::CLONE_NEWCGROUP;
         // SAFETY: as fork(2). Other threads may hold locks, the allocator's among them, which stay
-        // locked in the child: it runs only `helper_main`, which takes no lock and allocates
-        // nothing.
+        // locked in the child. So the child runs only `helper_main`, which takes no lock and
+        // allocates nothing.
         let helper = unsafe { libc::syscall(libc::SYS_clone, namespaces | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if helper < 0 {
             return Err(io::Error::last_os_error());
@@ -114,8 +114,8 @@ impl Sandbox {
                 Some(_) => return Err(io::Error::other("the guests' helper ended")),
                 None => {}
             }
-            // After its fork it replies only when the loop has resumed it from its fork stop, so `child`
-            // is set by then, unless it could not fork.
+            // After a fork the helper replies only once this loop has resumed it from its fork
+            // stop. So `child` is set by then, unless the fork failed.
             if poll.revents & (libc::POLLIN | libc::POLLHUP) == 0 {
                 continue;
             }
@@ -233,8 +233,8 @@ impl std::fmt::Write for Text {
     }
 }
 
-/// The helper's main function. From here on only plain system calls: it must not allocate or take
-/// a lock.
+/// The helper's main function. It makes only plain system calls, and must not allocate or take a
+/// lock.
 fn helper_main(commands: i32, clock_offset: [i64; 2]) -> ! {
     let mut next_pid_file = -1;
     let mut ready = false;
@@ -327,8 +327,8 @@ fn set_up_namespaces(clock_offset: [i64; 2]) -> Result<i32, u8> {
     call(libc::SYS_setresgid, 0, 0, 0)?;
     call(libc::SYS_setresuid, 0, 0, 0)?;
     call(libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0)?;
-    // The change of user has made /proc/self inaccessible. This reverses that. At the end, it is
-    // made inaccessible again, to the user's other processes.
+    // The change of user has made /proc/self inaccessible to this process. This call makes it
+    // accessible. The last call below makes it inaccessible again, to the user's other processes.
     call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 1, 0)?;
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };

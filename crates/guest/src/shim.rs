@@ -36,8 +36,8 @@ use tern_migrate::message::{Machine, Message};
 use tern_tracee::{Memory, procfs};
 use tern_wire::Ephemeral;
 
-/// How long the shim may be without guests, after it had one, before it ends. Before the first one,
-/// how long home may be out of reach.
+/// A shim that has no guest any more ends after this time at the latest. A shim that has had none
+/// yet ends when home has been unreachable for this time.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long to wait, when the shim ends, for home to receive the last messages.
@@ -108,8 +108,8 @@ impl Shim {
             if has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
         let unreachable = self.home.time_unreachable();
         let lost = unreachable.is_some_and(|time| time > timeout);
-        // Home closes the link when it has no use for this shim; the timeout covers a home that
-        // does not.
+        // Home closes the link when it no longer needs this shim. `EMPTY_TIMEOUT` is for a home
+        // that fails to close it.
         let left =
             self.members.empty_time().is_some_and(|time| unreachable.is_some() || time > EMPTY_TIMEOUT);
         (has_had_guest && left) || lost
@@ -143,8 +143,8 @@ impl Shim {
         self.turn_watch.step("start_file_opens");
         self.do_due_work();
         self.turn_watch.step("do_due_work");
-        self.return_delegations();
-        self.turn_watch.step("return_delegations");
+        self.retry_departures();
+        self.turn_watch.step("retry_departures");
         self.advance_departures();
         self.turn_watch.step("advance_departures");
         self.drain_links();
@@ -259,8 +259,8 @@ impl Shim {
         self.departures.cancel(pid);
     }
 
-    /// Ends guests of these epochs, for which home no longer waits, as home's daemon reports. They
-    /// were taken back, or have ended at home, while the link was down.
+    /// Ends the guests of these epochs: home's daemon has reported that home no longer waits for
+    /// them. While the link was down, home has taken them back, or they have ended there.
     fn end_not_awaited(&mut self, epochs: &[(HomePid, Epoch)]) {
         if self.home.is_connected() {
             // The link is back, and home decides by itself.

@@ -3,9 +3,9 @@
 //! A signal arrives at home, where the pid is. Home's kernel decides its effect, and only a signal
 //! for a handler is sent here. It is raised here by an ordinary signal of the same number. At the
 //! signal-delivery-stop its siginfo is replaced by the original; the guest's kernel does the rest.
-//! A signal that appears here without having been sent from home is a fault of the guest (its
-//! handler runs here; without one home ends the process), or was sent by a process of this node,
-//! and is dropped.
+//! A signal that appears here but was not sent from home is a fault of the guest, or was sent by a
+//! process of this node. A fault runs the guest's handler here; if there is no handler, home ends
+//! the process. A signal from a process of this node is dropped.
 
 use crate::process::Guest;
 use crate::process::outbox::Outbox;
@@ -26,14 +26,15 @@ fn is_fault(signal: i32) -> bool {
     )
 }
 
-/// Signals whose default action does not end a program. Home's kernel has already applied it.
+/// Signals whose default action does not end a program. Home's kernel has already applied that
+/// action.
 fn is_nonfatal(signal: i32) -> bool {
     let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
     stops.contains(&signal) || is_ignored_by_default(signal)
 }
 
 impl Guest {
-    /// Reports the signal that ends it, after its CPU time.
+    /// Reports the guest's CPU time, and then the signal that ends the guest.
     pub(crate) fn report_fatal_signal(&mut self, home: &mut Outbox) {
         if let Some((thread, signal)) = self.process.stop_reasons.report_signal() {
             home.send(self.process.pid, self.process.usage.report());
@@ -62,7 +63,8 @@ impl Thread {
         self.raise(signal)
     }
 
-    /// Raises a signal here, later if the user has too many pending signals on this node.
+    /// Raises a signal here. If the user has too many pending signals on this node, the signal is
+    /// raised later.
     fn raise(&mut self, signal: i32) -> Result<()> {
         match signal_thread(self.host_tgid, self.host_tid, signal) {
             Err(Error::Refused { source, .. }) if source.raw_os_error() == Some(libc::EAGAIN) => {
@@ -73,7 +75,7 @@ impl Thread {
         }
     }
 
-    /// Raises again what could not be raised before.
+    /// Raises again the signals that this kernel has refused before.
     ///
     /// # Errors
     /// If the guest is gone.
@@ -155,7 +157,8 @@ impl Thread {
             && foreign_vdso.in_copy(stopped.registers()?.rip)
             && code(&stopped.siginfo()?) > 0
         {
-            // Home has the clock's data pages that the instruction reads, and executes it again.
+            // The instruction reads the clock's data pages. They exist at home, where the
+            // instruction is executed again.
             process.stop_reasons.set_needs_home(self.tid);
             self.stopped = Some(stopped);
             return Ok(());
@@ -164,7 +167,8 @@ impl Thread {
         let sigaction = process.action(signal).unwrap_or(&mut default_action);
         let handler = sigaction[0];
         if let Some(info) = self.raised.take(signal) {
-            // This kernel keeps one of each number; the next is raised after the delivery.
+            // This kernel keeps one pending signal of each number. It has just dequeued this
+            // signal, so the next one is raised now.
             if self.raised.has(signal) {
                 self.raise(signal)?;
             }
@@ -219,9 +223,10 @@ impl Thread {
         stopped.resume(0)
     }
 
-    /// Starts a handler that has interrupted a call with a signal mask of its own, and makes sure
-    /// that the program's own mask is restored when the handler returns. The mask in the handler's
-    /// frame would be the call's: the call was made elsewhere, so this kernel has seen no other.
+    /// Starts the handler of a signal that has interrupted a call which has a signal mask of its
+    /// own. Makes sure that the program's own mask is restored when the handler returns. Without
+    /// this, the handler's frame would contain the call's mask: the call was made at home, so this
+    /// kernel has no other mask to restore.
     fn enter_handler(&self, stopped: Stopped, signal: i32, mask: u64, process: &Process) -> Result<()> {
         // struct rt_sigframe: return address 8, then ucontext: flags 8, link 8, stack 24, registers
         // 256, mask.

@@ -1,10 +1,11 @@
 //! A guest is never stopped inside the vDSO's clock functions, nor in a handler that has
 //! interrupted them.
 //!
-//! Guests are in a time namespace, and home's processes are not. The vDSO's code tests for one, and
-//! then reads the offsets and the clock from pages whose layout depends on the result. If it
-//! continued at home after the test, it would read an unmapped page (SIGBUS) or a wrong time. The
-//! other direction is safe: the clock's sequence number then does not match, and the code restarts.
+//! Guests are in a time namespace, and home's processes are not. The vDSO's code tests whether it
+//! runs in a time namespace, and then reads the offsets and the clock from pages whose layout
+//! depends on the result. If it continued at home after the test, it would read an unmapped page
+//! (SIGBUS) or a wrong time. The other direction is safe: the clock's sequence number then does not
+//! match, and the code restarts.
 //!
 //! If this node's vDSO differs from home's, a replacement is mapped: see `foreign`.
 

@@ -39,10 +39,10 @@ pub(crate) enum WorkerEvent {
     Accepted(u64, Box<Link>),
     /// The connection to the next node of a departing guest, or why it failed.
     Connected(HomePid, Epoch, Result<Box<Link>, String>),
-    /// The outcome of opening a file for a guest by this node's file server, with the number of the
-    /// opening.
+    /// This node's file server has opened a file for a guest, or has failed to. Includes the number
+    /// of the opening.
     Opened(HomePid, u64, io::Result<LocalFile>),
-    /// Those mapped files that could be opened where they are.
+    /// The mapped files that this node could open itself.
     MappedFilesOpened(MappingUser, Vec<OpenedFile>),
     /// No process maps these pieces of shared memory.
     Unmapped(Vec<ObjectId>),
@@ -52,14 +52,14 @@ pub(crate) enum WorkerEvent {
     NotAwaited(Vec<(HomePid, Epoch)>),
 }
 
-/// The one that waits for mapped files to be opened.
+/// The arrival or the call that waits for mapped files to be opened.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MappingUser {
     /// An arriving guest.
     Arrival {
         pid: HomePid,
         epoch: Epoch,
-        /// The number of its layout: it may have got another one meanwhile.
+        /// The number of its layout: the guest may have received another layout meanwhile.
         layout: u64,
         /// Whether another node than home sends it.
         has_source: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Workers {
     waker: Arc<OwnedFd>,
     connections: u64,
     handshakes: Arc<AtomicUsize>,
-    questions: Arc<AtomicUsize>,
+    daemon_requests: Arc<AtomicUsize>,
     openings: Arc<AtomicUsize>,
     mapped_openings: Arc<AtomicUsize>,
     memory_checks: Arc<AtomicUsize>,
@@ -93,7 +93,7 @@ impl Workers {
     pub(crate) fn new(key: Ephemeral, accepted_keys: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (handshakes, questions, openings, mapped_openings, memory_checks, content_checks) =
+        let (handshakes, daemon_requests, openings, mapped_openings, memory_checks, content_checks) =
             Default::default();
         Ok(Self {
             key: Arc::new(key),
@@ -102,7 +102,7 @@ impl Workers {
             waker,
             connections: 0,
             handshakes,
-            questions,
+            daemon_requests,
             openings,
             mapped_openings,
             memory_checks,
@@ -159,7 +159,7 @@ impl Workers {
             Some(WorkerEvent::Connected(pid, epoch, link.map(Box::new)))
         };
         if !self.spawn(None, connect) {
-            let none = Err("no thread could be started here; try again".into());
+            let none = Err("this node could not start a thread to connect; try again".into());
             self.report(WorkerEvent::Connected(pid, epoch, none));
         }
     }
@@ -173,7 +173,8 @@ impl Workers {
         }
     }
 
-    /// Opens mapped files where they are. If there are too many such requests none is opened.
+    /// Opens mapped files whose content need not be sent. If there are too many such requests, none
+    /// is opened.
     pub(crate) fn open_mapped_files(
         &self,
         user: MappingUser,
@@ -207,12 +208,12 @@ impl Workers {
             && self.content_checked_at.elapsed() >= CONTENT_CHECK_INTERVAL
     }
 
-    /// Checks which of this content none of these guests (their host pids) maps.
+    /// Checks which content is mapped by none of these guests (given by their host pids).
     pub(crate) fn find_unmapped_content(&mut self, mut kept: KeptContent, guests: Vec<i32>) {
         self.content_checked_at = Instant::now();
         self.spawn(Some(&self.content_checks), move || {
             for pid in &guests {
-                // Without the mappings of a guest that is gone the result would be wrong.
+                // The mappings of a guest that is gone are unknown, so there is no result.
                 let maps = procfs::maps(procfs::live_thread(*pid)).ok()?;
                 kept.retain_unmapped(&maps.iter().map(|m| (m.device, m.inode)).collect());
             }
@@ -237,10 +238,10 @@ impl Workers {
         shim: ShimId,
         epochs: Vec<(HomePid, Epoch)>,
     ) {
-        if self.questions.load(Ordering::Acquire) > 0 {
+        if self.daemon_requests.load(Ordering::Acquire) > 0 {
             return;
         }
-        self.spawn(Some(&self.questions), move || {
+        self.spawn(Some(&self.daemon_requests), move || {
             let over = |&(pid, epoch): &(HomePid, Epoch)| {
                 let answer = request_daemon(&run_dir, &Request::IsGuestAwaited { node, shim, pid, epoch });
                 matches!(answer, Ok(Reply::Located { alive: Some(false), .. }))

@@ -29,8 +29,10 @@ impl fmt::Display for HomePid {
     }
 }
 
-/// The number of a period in a process's life. It grows by one at each hand-over. The deputy
-/// performs calls of the current epoch only, so at most one copy of the process ever has effects.
+/// The number of a period in a process's life. Home begins a new epoch, with a higher number,
+/// whenever it decides where the process runs: at each hand-over, and when it resumes the process
+/// itself. The deputy performs calls of the current epoch only, so at most one copy of the process
+/// ever has effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -126,8 +128,8 @@ impl fmt::Display for ContentHash {
     }
 }
 
-/// The SHA-256 fingerprint of a certificate (DER). Shims pin each other's certificates by it, and a
-/// token contains that of the cluster's authority.
+/// The SHA-256 fingerprint of a certificate (DER). Shims pin each other's certificates by
+/// fingerprint, and a token contains the fingerprint of the cluster's authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; 32]);
 

@@ -72,9 +72,9 @@ pub trait InjectedSpace {
 
 /// The steps that turn a space with the mappings `now` into one with the layout `then`.
 ///
-/// `identify` returns the index of `then`'s file behind a mapping of `now`. The kernel's own
-/// mappings and Tern's range are left alone. Removals come first, so that new mappings find their
-/// addresses free.
+/// `identify` returns the index in `then.files` of the file that a mapping of `now` maps. The
+/// kernel's own mappings and Tern's range are left alone. Removals come first, so that new mappings
+/// find their addresses free.
 pub fn plan(
     now: &[Mapping],
     then: &Layout,
@@ -221,8 +221,9 @@ pub fn subtract(
 /// Carries out a plan. If a step fails, the address space is in an intermediate state: the caller
 /// abandons the process, or makes a new plan.
 ///
-/// The files are mapped after the first removals and before everything else, so that both the files
-/// and the other steps are batches. Only steps for different addresses change their order.
+/// The files are mapped after the first removals and before everything else, so that the file
+/// mappings can be made in one batch, and the other steps in another. This reorders only steps for
+/// different addresses.
 ///
 /// # Errors
 /// The error of the first step that fails.
@@ -251,7 +252,7 @@ fn execute_calls(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<()>
 }
 
 impl MapStep {
-    /// The region that is mapped, if it is a file's.
+    /// The region that this step maps, if its backing is a file.
     fn mapped_file(&self) -> Option<&Region> {
         match self {
             Self::Map(region) if matches!(region.backing, Backing::File { .. }) => Some(region),

@@ -9,7 +9,7 @@
 //!
 //! A file stored on the guest's own node, which home sees through MFS, is not read at all: the node
 //! opens it, and the guest maps it directly. A large file of home is not read either if the guest's
-//! node can mount home's files for its guests ([`ShowableFiles`]). In both cases the hash covers a
+//! node can mount home's files for its guests ([`MountableFiles`]). In both cases the hash covers a
 //! stamp that changes with the content, not the content. If the content has to be sent
 //! nevertheless, the receiver cannot verify it against this hash, and keeps it for the family only.
 
@@ -48,22 +48,22 @@ const MIN_DIRECT_BYTES: u64 = 64 << 10;
 
 /// Minimum size, in bytes, of a file of home that a guest maps through MFS. Smaller files are sent
 /// as fast, and cached by hash for all guests.
-const MIN_SHOWN_BYTES: u64 = 16 << 20;
+const MIN_REMOTE_MAP_BYTES: u64 = 16 << 20;
 
-/// Whether a guest's node can mount files of the guest's home for it, and from which node.
+/// Whether a guest's node can mount files of home for the guest, and which node home is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ShowableFiles {
+pub enum MountableFiles {
     /// The node cannot, or home does not allow it.
     #[default]
     Nothing,
-    /// It can mount files of home, which is this node.
+    /// The guest's node can mount files of home, which has this number.
     Of(NodeId),
 }
 
 /// How long a worker may take to identify files before they count as unreadable. It reads each of
 /// them once, at the speed of its disk.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(120);
-/// The same for files of a process that is stopped meanwhile.
+/// [`IDENTIFY_TIMEOUT`] for the files of a process that is stopped meanwhile.
 const STOPPED_IDENTIFY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A file, by device and inode.
@@ -71,19 +71,20 @@ type FileKey = (u64, u64);
 
 /// The mapped files of a process at its home.
 ///
-/// To identify a file is to open and read it, which its file system may delay. So a worker does that
-/// ([`FilesToIdentify`]). [`identify`](FileIdentifier::identify) returns what is known, and notes
-/// what is not.
+/// To identify a file is to open and read it, which its file system may delay. So a worker does
+/// that ([`FilesToIdentify`]). [`identify`](FileIdentifier::identify) returns a file that has been
+/// identified, and notes a file that has not.
 #[derive(Debug, Default)]
 pub struct HomeFiles {
     identifier: Identifier,
     identified: HashMap<FileKey, IdentifiedFile>,
-    /// The mappings without a file that can be sent: of /dev/zero, and those that cannot be moved.
+    /// The mappings for which no file is sent: those of /dev/zero, and those that cannot be moved.
     others: HashMap<FileKey, Result<(), Unmovable>>,
-    /// The mappings that were asked for and are not known, and whether each is of shared memory.
+    /// The mappings whose files were requested and have not been identified, and whether each is of
+    /// shared memory.
     unidentified: Vec<(Mapping, bool)>,
     job: Option<Job>,
-    /// Rises whenever what a worker finds out becomes worthless.
+    /// Incremented whenever the results of a running worker become invalid.
     generation: u64,
     /// Shared memory objects that move together with the processes that share them.
     pub objects: HashSet<ObjectId>,
@@ -93,7 +94,7 @@ pub struct HomeFiles {
 #[derive(Debug)]
 struct Job {
     results: Receiver<(FileKey, Identified)>,
-    /// The files that it has not identified yet, and their names.
+    /// The files that the worker has not identified yet, and their names.
     pending: HashMap<FileKey, Vec<u8>>,
     generation: u64,
     /// Whether the process was stopped when it began.
@@ -151,7 +152,7 @@ impl HomeFiles {
     }
 
     /// Sets the node where its guest is or is going, and which files that node can mount for it.
-    pub fn set_guest(&mut self, node: NodeId, showable: ShowableFiles) {
+    pub fn set_guest(&mut self, node: NodeId, showable: MountableFiles) {
         let Identifier { guest, showable: known, .. } = &mut self.identifier;
         let before = (guest.replace(node), std::mem::replace(known, showable));
         if before != (Some(node), showable) {
@@ -189,7 +190,7 @@ impl HomeFiles {
                         self.record(key, found);
                     }
                 }
-                // The worker is blocked. It is left alone: what it may find out is of no use.
+                // The worker is blocked. It is left running, and its later results are ignored.
                 Err(TryRecvError::Empty) if job.is_late() => {
                     for (key, name) in job.pending {
                         self.record(key, Err(unreadable(&name)));
@@ -213,8 +214,8 @@ impl HomeFiles {
         }
     }
 
-    /// The files that were asked for since the last call and are not known, for a worker. None if
-    /// all were known. `while_stopped` is whether the process is stopped.
+    /// The files that were requested since the last call and have not been identified, for a
+    /// worker. `None` if there are none. `while_stopped` is whether the process is stopped.
     pub fn take_unidentified(&mut self, while_stopped: bool) -> Option<FilesToIdentify> {
         let mappings = std::mem::take(&mut self.unidentified);
         if mappings.is_empty() {
@@ -236,19 +237,19 @@ impl HomeFiles {
     /// Opens the object behind a mapping of shared memory.
     ///
     /// # Errors
-    /// If it cannot be opened. Without CAP_CHECKPOINT_RESTORE that works only by name.
+    /// If it cannot be opened. Without CAP_CHECKPOINT_RESTORE it can be opened only by name.
     pub fn open_object(&self, m: &Mapping) -> io::Result<File> {
         self.identifier.open_object(m)
     }
 
-    /// Drops the record of a file if it could not be read: a worker may have found that it was just
-    /// being unmapped.
+    /// Drops the record that a file cannot be read: the process may just have unmapped the file
+    /// when a worker tried to open it.
     pub fn forget_unreadable(&mut self, m: &Mapping) {
         let key = (m.device, m.inode);
         self.others.retain(|other, found| *other != key || found.is_ok());
     }
 
-    /// The process has just mapped a file: drops its record if the file may have changed, and if it
+    /// Drops the record of a file that the process has just mapped, if the file may have changed or
     /// could not be read.
     pub fn file_mapped(&mut self, m: &Mapping) {
         let key = (m.device, m.inode);
@@ -262,10 +263,10 @@ impl HomeFiles {
         }
     }
 
-    /// Drops the records of files that may have changed since their content was read, and of those that
-    /// could not be read: these may have just been unmapped. The process is stopped now; while it ran,
-    /// it may have written to a file that it maps. Pages that it has not written itself must have the
-    /// content that the file has at the stop.
+    /// Drops the records of files that may have changed since their content was read, and of files
+    /// that could not be read, which may have just been unmapped. The process is stopped now; while
+    /// it ran, it may have written to a file that it maps. The pages of a mapping that the process
+    /// has not modified must have the content that the file has at the stop.
     pub fn forget_changed(&mut self) {
         self.others.retain(|_, found| found.is_ok());
         let identifier = &self.identifier;
@@ -310,20 +311,22 @@ impl Job {
 }
 
 impl IdentifiedFile {
-    /// Whether the file behind this link in /proc may have changed since. Asks no server.
+    /// Whether the file behind this link in /proc may have changed since it was identified. Asks no
+    /// server.
     fn has_changed(&self, link: &str) -> bool {
         self.stamp.is_none() || current_stamp(link) != self.stamp
     }
 }
 
 impl FileIdentifier for HomeFiles {
-    /// The check that all processes that share it move together is made when they are stopped.
+    /// Whether all processes that share the memory move together is checked when they are stopped.
     fn moves_with_sharers(&self, m: &Mapping) -> bool {
         writes_are_visible_to_others(m) || m.shared && self.objects.contains(&object::id(m))
     }
 
-    /// A file that is not known counts as none here, and is noted for
-    /// [`take_unidentified`](Self::take_unidentified): what is described is then of no use.
+    /// For a file that has not been identified, returns `None`, and notes the file for
+    /// [`take_unidentified`](Self::take_unidentified). The layout that is being described is then
+    /// incomplete, and must not be used.
     fn identify(&mut self, m: &Mapping) -> Result<Option<FileRef>, Unmovable> {
         if let Some(identified) = self.known(m) {
             return Ok(Some(identified.file.clone()));

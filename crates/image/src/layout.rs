@@ -71,9 +71,9 @@ pub struct Region {
     pub advice: MemoryAdvice,
     /// The content behind it.
     pub backing: Backing,
-    /// The receiver's memory here may be in pieces that would not merge into one mapping, which
-    /// mremap(2) needs. So the receiver must map it anew, as one; all of its content is sent again
-    /// ([`crate::pages`]).
+    /// At the receiver, this range may consist of pieces that would not merge into one mapping, and
+    /// mremap(2) needs one mapping. So the receiver must map the range anew, in one mapping, and
+    /// all content of the range is sent again ([`crate::pages`]).
     pub remap: bool,
 }
 

@@ -50,8 +50,8 @@ pub(crate) fn set_all(pid: i32, limits: &[Limit]) {
     }
 }
 
-/// Sets a limit of a guest, plus the length of Tern's own range where that counts. If Tern may not
-/// raise the limit, it stays lower.
+/// Sets a limit of a guest, plus the length of Tern's own range if the limit includes that range.
+/// If Tern may not raise the limit, the limit stays lower.
 pub fn set(pid: i32, limit: Limit) {
     let ours = if matches!(limit.resource, libc::RLIMIT_AS | libc::RLIMIT_DATA) { Reserve::LEN } else { 0 };
     let (soft, hard) = (limit.soft.saturating_add(ours), limit.hard.saturating_add(ours));

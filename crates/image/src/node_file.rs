@@ -1,4 +1,4 @@
-//! Files of other nodes, as processes have them open or mapped through MFS.
+//! Files of other nodes that processes have open or mapped through MFS.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ const LOCAL_FSTYPES: [&str; 13] = [
     "overlay",
 ];
 
-/// The local file system that may find a file by a name that differs from its own, for example in
-/// case.
+/// The local file system in which a lookup may find a file by a name that differs from the file's
+/// name, for example in case.
 pub const ZFS: &str = "zfs";
 
 /// How home treats the files of a mount.
@@ -77,8 +77,8 @@ pub struct MfsMounts {
 struct Tree {
     /// Its mount points.
     at: Vec<PathBuf>,
-    /// Whether the tree lets guests open its files directly (`mount.mfs -o dfsa=1`), once it has
-    /// been asked.
+    /// Whether the tree lets guests open its files directly (`mount.mfs -o dfsa=1`). `None` until
+    /// the MFS client has answered.
     allows_direct: Option<bool>,
 }
 
@@ -184,7 +184,7 @@ pub fn mounts_changed(table: &File) -> bool {
     poll(&mut fds, Some(&now)).map_or(true, |changed| changed > 0)
 }
 
-/// The device and mount point of a tree, if this is a line for one.
+/// The device and mount point of an MFS tree, if the line describes the mount of one.
 fn parse_mfs_mount(line: &str) -> Option<(u64, PathBuf)> {
     let (mount, fstype) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(2);

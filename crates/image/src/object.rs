@@ -30,8 +30,8 @@ pub fn id(m: &Mapping) -> ObjectId {
     (m.device, m.inode)
 }
 
-/// The open objects of a family. A transfer shares their descriptors and does not duplicate them,
-/// since a process may map more than half as many objects as a shim may have descriptors.
+/// The open objects of a family. A transfer shares their descriptors and does not duplicate them: a
+/// process may map so many objects that two descriptors for each would exceed the shim's limit.
 #[derive(Debug, Default)]
 pub struct SharedObjects(HashMap<ObjectId, Arc<File>>);
 
@@ -121,11 +121,11 @@ impl SharedObjects {
     }
 }
 
-/// Whether no process maps an object created by [`SharedObjects::create`]. In that case it can
-/// never be mapped or written again: it is sealed, which the kernel refuses while a shared mapping
-/// exists (fcntl(2), F_SEAL_WRITE).
+/// Seals an object created by [`SharedObjects::create`] against writes (fcntl(2), F_SEAL_WRITE),
+/// which the kernel refuses while a shared mapping of the object exists. So true means that no
+/// process has such a mapping, and that none can write the object, or map it writable, any more.
 ///
-/// The kernel also waits up to 0.2 s for devices that use its pages.
+/// The kernel also waits up to 0.2 s for devices that use the object's pages.
 #[must_use]
 pub fn seal_unmapped(object: &File) -> bool {
     rustix::fs::fcntl_add_seals(object, SealFlags::WRITE).is_ok()

@@ -9,8 +9,7 @@
 //! pages found are sent meanwhile.
 //!
 //! Pages that were scanned stay known as long as their mapping is tracked. A new mapping is not
-//! tracked yet. So if a heap or a stack has grown, only its new part is scanned as for the first
-//! time.
+//! tracked yet. So if a heap or a stack has grown, only its new part needs a first scan.
 //!
 //! A running process may replace a mapping between its description and the scan. The scan then
 //! finds pages of the new mapping, and tracks them; but the receiver writes them into the old
@@ -79,7 +78,7 @@ struct KnownRange {
     /// Content was found in it at least once. The kernel does not merge two mappings that have both
     /// held pages.
     had_content: bool,
-    /// The receiver has it in one mapping with the range before it.
+    /// This range and the one before it are in a single mapping at the receiver.
     joined: bool,
 }
 
@@ -97,7 +96,8 @@ pub struct PageFinder {
 
 impl PageFinder {
     /// A finder for one process. Without a tracker every scan finds everything. `receiver_is_new`
-    /// says that the receiver is a new process. Otherwise it may have stale pages: it is a deputy.
+    /// says that the receiver is a new process. Otherwise the receiver is a deputy, which may have
+    /// stale pages.
     ///
     /// # Errors
     /// If the process is gone.
@@ -117,8 +117,9 @@ impl PageFinder {
         self.tracker.is_some()
     }
 
-    /// Marks the regions that the receiver must map anew: before the first scan all; later those
-    /// that are in several pieces at the receiver, of which more than one has had content.
+    /// Marks the regions that the receiver must map anew: before the first scan, all regions;
+    /// later, those that consist of several pieces at the receiver, if more than one of the pieces
+    /// has had content.
     pub fn mark_remapped(&self, layout: &mut Layout) {
         let Layout { regions, files } = layout;
         for region in regions.iter_mut().filter(|r| r.is_private()) {
@@ -147,8 +148,8 @@ impl PageFinder {
             let had = self.known(region, kind).any(|(_, _, known)| known.had_content)
                 || !self.receiver_is_new && self.scan_count == 0;
             let was_joined = self.sent.get(&region.start).is_some_and(|known| known.joined);
-            // Whether the receiver has this region in one mapping with the one before it: the two
-            // merge when they are mapped, or have merged before.
+            // Whether this region and the one before it are in a single mapping at the receiver:
+            // they merge when they are mapped, or have merged before.
             let is_joined =
                 before.is_some_and(|(b, b_had)| will_merge(b, region) && (was_joined || !had || !b_had));
             before = Some((region, had));
@@ -205,9 +206,9 @@ impl PageFinder {
     }
 
     /// Starts to track a part of a region that is new, or that is mapped anew, and adds it to the
-    /// new parts. If the part is large, only those of its ranges are added that were touched.
-    /// Scanning a new part write-protects it, which needs page tables for all of it; for terabytes
-    /// of reserved addresses these would exceed the memory.
+    /// new parts. If the part is large, only the ranges in it that were touched are added: scanning
+    /// a new part write-protects it, which needs page tables for all of it, and for terabytes of
+    /// reserved addresses these would exceed the memory.
     fn begin(
         &self,
         region: &Region,

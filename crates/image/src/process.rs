@@ -189,7 +189,7 @@ fn numeric_entries(folder: &str) -> Option<impl Iterator<Item = i32> + use<>> {
 }
 
 /// Whether another descriptor, of this or another process, refers to the same open file
-/// description. `None` if a process may not be examined, if it takes longer than the deadline, or if
+/// description. `None` if a process may not be examined, if the search passes the deadline, or if
 /// the kernel cannot compare descriptors. Descriptors in transit in a socket's queue are not found.
 ///
 /// Only the kernel's tables are compared (kcmp(2)): no file system is asked, which might wait.
@@ -212,15 +212,15 @@ pub fn is_open_elsewhere(pid: i32, fd: i32, deadline: Instant) -> Option<bool> {
     Some(false)
 }
 
-/// Whether another process shares the descriptor table, or that cannot be determined.
+/// Whether another process shares the descriptor table. True also if that cannot be determined.
 #[must_use]
 pub fn shares_descriptors(pid: i32) -> bool {
     const KCMP_FILES: i32 = 2;
     shares(pid, KCMP_FILES)
 }
 
-/// Whether another process shares root and working directory, so that it may change them for both,
-/// or that cannot be determined.
+/// Whether another process shares root and working directory, so that it may change them for both.
+/// True also if that cannot be determined.
 #[must_use]
 pub fn shares_fs(pid: i32) -> bool {
     const KCMP_FS: i32 = 3;
@@ -267,13 +267,13 @@ pub struct ProcessImage {
     pub actions: Vec<Action>,
     /// The address space.
     pub layout: Layout,
-    /// Its threads. The first one comes first, unless it has exited.
+    /// Its threads. The process's first thread is at index 0, unless it has exited.
     pub threads: Vec<ThreadImage>,
 }
 
 impl ProcessImage {
-    /// Captures a process with one thread under injection. Its layout and threads have been
-    /// captured before. Writes only to Tern's own range.
+    /// Captures a process. One of its threads is under injection; its layout and its threads have
+    /// been captured before. Writes only to Tern's own range.
     ///
     /// # Errors
     /// If it is gone.
@@ -317,8 +317,8 @@ impl ProcessImage {
         Ok(())
     }
 
-    /// Restores everything but the threads into a process that already has this layout, and one
-    /// thread under injection.
+    /// Restores everything but the threads into a process that already has this layout. One of its
+    /// threads is under injection.
     ///
     /// `title` is the command line that `ps` shows on this node; `None` at home, where the process
     /// has its own arguments.

@@ -36,8 +36,8 @@ const RSEQ_FLAG_UNREGISTER: u64 = 1;
 const PR_GET_TID_ADDRESS: u64 = 40;
 const SS_AUTODISARM: u64 = 1 << 31;
 
-/// Captures threads under injection; all threads of the process are stopped. `numbers` has each
-/// thread's number at home and its own; `area` is memory of the process for the calls.
+/// Captures threads under injection; all threads of the process are stopped. `numbers` has the
+/// `tid` and the `own_tid` of each thread; `area` is memory of the process for the calls.
 ///
 /// If a thread is in a critical section of rseq, the section is aborted, as the kernel does at a
 /// preemption. (The kernel has not done that yet when the thread is in a ptrace stop.)
@@ -54,8 +54,9 @@ pub fn capture(
     for injection in injections.iter_mut() {
         let rseq = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
         if rseq.0 != 0 {
-            // Done before the thread makes an injected call: the kernel then finds it outside of
-            // the section, and clears the record of the section without aborting it.
+            // This must precede the thread's first injected call: during that call the kernel finds
+            // the thread outside of the section, and clears the record of the section without an
+            // abort.
             let mut registers = *injection.saved_registers();
             leave_critical_section(memory, rseq.0, &mut registers)?;
             injection.set_saved_registers(registers);
@@ -169,7 +170,7 @@ pub fn clear_kernel_pointers(injections: &mut [Injection], memory: &Memory, area
     check_results(["clear the robust list", "clear the tid address", "unregister rseq", ""], memory, &done)
 }
 
-/// Returns the error of the first call of a batch that failed.
+/// Returns the error of the first call that failed.
 fn check_results(
     operations: [&'static str; MAX_BATCH_CALLS],
     memory: &Memory,

@@ -51,7 +51,7 @@ fn written_file_is_identified_anew_when_its_process_has_stopped() {
         std::thread::yield_now();
     };
     let mut files = HomeFiles::new(pid, &dir);
-    // The program itself has not been written for long.
+    // The program's own file was last written long ago.
     let unchanged = identify(&mut files, &mapping_of(pid, "/sleep").unwrap());
     let before = identify(&mut files, &mapping);
     File::options().append(true).open(&library).unwrap().write_all(b"more").unwrap();

@@ -127,7 +127,7 @@ fn growing_region_is_not_scanned_again() {
     assert_eq!((remap, content), (vec![true], vec![(start, SIZE)]));
     assert_eq!((found.discard, found.send), (vec![], vec![]));
 
-    // It grows by a separate mapping, since the first part is tracked.
+    // The heap grows by a separate mapping, since its first part is tracked.
     map(start + SIZE, SIZE);
     write(start + 3 * PAGE);
     write(start + SIZE + 5 * PAGE);
@@ -143,7 +143,7 @@ fn growing_region_is_not_scanned_again() {
     assert_eq!((remap, content, found.discard), (vec![false], vec![], vec![]));
     assert_eq!(found.send, [(start + SIZE, PAGE)]);
 
-    // A mapping beyond a gap, which is then closed: two pieces with content must become one.
+    // A mapping beyond a gap. When the gap is closed, two pieces with content must become one.
     let far = (start + 2 * SIZE + PAGE, start + 3 * SIZE);
     map(far.0, far.1 - far.0);
     write(far.0);

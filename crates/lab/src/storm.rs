@@ -8,10 +8,11 @@
 //!                                            by mover, on processes found by descendants
 //! ```
 //!
-//! The part of the storm inside the node uses the same pids as the processes themselves and ternd.
-//! It is the subreaper of all processes that the command starts, so that none of them escapes the
-//! storm or outlives it. The command is locked (`mosrun -L`): the balancer does not move it or its
-//! children, so that the storm makes all moves, and the counts are exact.
+//! The part of the storm inside the node runs in the node's pid namespace, so it sees the same pids
+//! as ternd and the command's processes. This part is the subreaper of all processes that the
+//! command starts, so that none of them escapes the storm or outlives it. The command is locked
+//! (`mosrun -L`): the balancer does not move the command or its children, so that the storm makes
+//! all moves, and the counts are exact.
 
 mod args;
 mod descendants;

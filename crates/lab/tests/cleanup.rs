@@ -64,7 +64,7 @@ fn name_is_used_by_one_lab_at_a_time() {
     let options = options("switch", 1);
     let lab = support::start_lab(&options);
     assert!(matches!(Lab::up(&options), Err(LabError::AlreadyUp(_))));
-    // The attempt has not disturbed it.
+    // The failed start has not disturbed the running lab.
     assert_eq!(output_of(&lab.node(1), "hostname"), "node1");
     lab.down().unwrap();
     drop(support::start_lab(&options));
@@ -146,7 +146,7 @@ fn down_removes_a_lab_whose_owner_and_watchdog_were_killed() {
         assert!(lab_command(&["down"], &name).status().unwrap().success());
     }
     assert_gone(&name);
-    // The same, but the next command is `up` instead of `down`.
+    // Owner and watchdog are killed again, but the next command is `up` instead of `down`.
     let mut child = running(&name);
     let found = remains(&name);
     let watchdog = found.iter().find(|t| t.contains(" watchdog ")).unwrap();

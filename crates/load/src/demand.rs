@@ -3,13 +3,13 @@
 //! For each thread the scheduler counts how long it has run and how long it has waited for a CPU,
 //! including waiting for a quota (`schedstat`). The sum, per second, is what the thread would use
 //! with a CPU of its own. Unlike instantaneous samples, the counters miss nothing between two
-//! readings. Threads that sleep in state D do not count, and in a container only the container's
-//! own processes do, since only they are in its `/proc`.
+//! readings. Threads that sleep in state D do not count. In a container only the container's own
+//! processes count, since its `/proc` has no others.
 //!
-//! **Ended threads** have taken their counters along. Their CPU time is the difference between the
-//! CPU time of the whole node and that found in threads; for each second of it they are assumed to
-//! have waited as long as the living threads. The kernel's own threads are not read one by one but
-//! are included in that same difference.
+//! **Ended threads** leave no counters behind. Their CPU time is the difference between the CPU
+//! time of the whole node and the CPU time found in living threads. For each second of this time,
+//! ended threads are assumed to have waited as long as the living threads. The kernel's own threads
+//! are not read one by one but are included in that same difference.
 //!
 //! **Tern's own programs**, ternd and the shims, start short-lived threads when processes move. If
 //! these were assumed to have waited like the others, the node would seem busier just when its load
@@ -51,7 +51,8 @@ pub struct DemandMeter {
     container: bool,
     tracked: HashMap<i32, TrackedProcess>,
     before: Option<Before>,
-    /// CPU time found in threads before it was in the node's total, in seconds; 0 or negative.
+    /// CPU time that was found in threads before the node's total included it, in seconds; 0 or
+    /// negative.
     debt: f64,
     /// Recent run time, and recent run plus wait time, of all threads in seconds.
     recent: (f64, f64),
@@ -271,7 +272,7 @@ fn seconds(ticks: u64) -> f64 {
 }
 
 /// Returns the CPU time of ended threads, in seconds, and the new debt. `more` is the CPU time used
-/// on the node less that found in threads.
+/// on the node minus the CPU time found in threads.
 ///
 /// Both counts cover the same time, but are not taken at the same instant, and an idle process may
 /// be read later than its time is counted in the node's total. So time found in threads in excess

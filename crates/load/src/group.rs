@@ -1,5 +1,5 @@
 //! The control groups that limit this node: its CPU quota, its memory, and its CPU time so far.
-//! Version 1, version 2, and both at a time.
+//! Version 1, version 2, and both at the same time are supported.
 //!
 //! Limits are those of the daemon's own group and of all visible groups above it: guests are put
 //! next to the daemon, so these limits apply to an arriving guest. For a container, the CPU time of
@@ -75,8 +75,8 @@ impl Groups {
             }
             let counts = hierarchy.has("cpuacct") || hierarchy.unified;
             if let Some(mut group) = first.filter(|_| counts).and_then(|text| hierarchy.group_of(text)) {
-                // In a lab, and with ternd, a process that creates groups beside its own is in a
-                // leaf of this name.
+                // A process that creates groups beside its own, as in a lab or with ternd, is in a
+                // leaf group of this name.
                 if group != hierarchy.mount && group.ends_with("main") {
                     group.pop();
                 }
@@ -200,7 +200,8 @@ fn limits_v2(group: &Path) -> Limits {
     let cached = reclaimable(&stat, &["inactive_file ", "active_file ", "slab_reclaimable "]);
     let used = number(group, "memory.current").unwrap_or(0);
     let swapped = number(group, "memory.swap.current").unwrap_or(0);
-    // `max` does not parse as a number. Above `high` a group is throttled until it is below.
+    // `max` does not parse as a number. A group whose use is above `high` is throttled, so `high`
+    // counts as a limit too.
     let of = |file| number(group, file);
     let limit = of("memory.max").into_iter().chain(of("memory.high")).min();
     Limits {

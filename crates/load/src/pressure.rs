@@ -115,8 +115,9 @@ impl Paging {
     }
 }
 
-/// The fraction of time in which nothing could be done but wait for pages. Without PSI it is the
-/// share of waiting for a disk in the CPUs' busy and waiting time, if pages were read from swap.
+/// The fraction of time in which tasks could only wait for pages. Without PSI: if pages were read
+/// from swap, the fraction of the CPUs' busy and waiting time that was spent waiting for a disk;
+/// otherwise 0.
 fn lost_fraction(before: &Paging, now: &Paging, span: Duration) -> f64 {
     let span = span.as_secs_f64().max(1e-3);
     let stalled = now.memory_stall.saturating_sub(before.memory_stall).as_secs_f64() / span;

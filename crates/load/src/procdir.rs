@@ -56,7 +56,8 @@ impl ProcDir {
     /// A file's text; `None` if its process has ended or access is denied.
     pub(crate) fn read(&self, path: &str) -> Option<Text> {
         let file = self.open_file(path)?;
-        // Before reading, so that it is the owner as of the text.
+        // The owner is queried before the text is read, so that the owner is not newer than the
+        // text.
         let owner = rustix::fs::fstat(&file).ok()?.st_uid;
         let mut space = [0; MAX_TEXT_LEN];
         let length = rustix::io::read(&file, &mut space).ok()?;

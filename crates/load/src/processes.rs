@@ -39,8 +39,8 @@ pub struct ProcessSample {
     pub resident: u64,
     /// Its reads and writes so far; `None` if access is denied.
     pub io: Option<IoCounters>,
-    /// Rates since the last scan if that included it, or since its start if it started after the
-    /// last scan and that covered all processes; otherwise `None`.
+    /// Rates since the last scan, if that scan included the process. Rates since its start, if the
+    /// process started after the last scan and that scan covered all processes. Otherwise `None`.
     pub rates: Option<ProcessRates>,
 }
 
@@ -206,8 +206,9 @@ impl ProcessScanner {
         Some(LastRead { process, schedstat, at: now, scan: self.scans })
     }
 
-    /// The files of an untraceable process are owned by root; then `status` is read, which is
-    /// slower, once for each program that the process runs.
+    /// The user of a process. The files of an untraceable process are owned by root. In that case
+    /// the user is read from `status`, which is slower, but only once for each program that the
+    /// process runs.
     fn user(&self, pid: i32, owner: u32, stat: &ProcStat, before: Option<&LastRead>) -> u32 {
         if owner != 0 {
             return owner;

@@ -118,7 +118,7 @@ fn inside() {
     );
     assert_eq!(first.quota, Some(0.5));
 
-    // At half of 20,000 a thread is a load of 100; a sleeping process is none.
+    // At half of 20,000, a busy thread causes a load of 100, and a sleeping process none.
     let sleepers = Loops::start(30, "exec sleep 1000");
     until(&mut sampler, "asleep", |s| s.load < 5);
     for number in [1_usize, 4] {
@@ -144,7 +144,8 @@ fn inside() {
     }
     until(&mut sampler, "no threads", |s| s.load < 5);
 
-    // So do processes that end before they are read. Their counters alone would give a load of 7.
+    // Processes that end before they are read also count. The counters that can be read would alone
+    // give a load of 7.
     let short = Loops::start(1, "while :; do timeout 0.1 sh -c 'while :; do :; done'; done");
     until(&mut sampler, "short lives", |s| (60..=200).contains(&s.load));
     drop(short);

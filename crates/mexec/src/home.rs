@@ -60,8 +60,9 @@ const MAX_USER_SEARCHES: u32 = 8;
 /// that no user locks others out.
 const MAX_USER_COMMANDS: u32 = 2048;
 
-/// How long a node that refused a command, or was lost with it, is not asked again to run it. The
-/// exclusion ends, since the command may wait for hours for a slot on another node.
+/// After a node has refused a command or was lost with it, the node is not asked to run this
+/// command again for this long. The exclusion is limited, since the command may wait for hours for
+/// a slot on another node.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The home half of a node.
@@ -81,8 +82,8 @@ pub(crate) struct Home {
     jobs: Arc<JobTable>,
 }
 
-/// How long a node whose executor has ended is not asked again. The executor is usually restarted
-/// at once, for example after an upgrade.
+/// After a node's executor has ended, the node is not asked again for this long. The executor is
+/// usually restarted at once, for example after an upgrade.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt to run a command on a node.
@@ -109,7 +110,7 @@ impl ExcludedNodes {
         self.0.insert(node, Instant::now() + RETRY_INTERVAL);
     }
 
-    fn insert_ended(&mut self, node: NodeId) {
+    fn exclude_for_restart(&mut self, node: NodeId) {
         self.0.insert(node, Instant::now() + RESTART_INTERVAL);
     }
 
@@ -126,7 +127,7 @@ impl Home {
             me,
             view: ClusterView::new(&config),
             links: NodeLinks::new(&config, identity),
-            // The default number of slots of a node with as many CPUs.
+            // The default number of slots of a node that has this node's number of CPUs.
             classes: CommandClasses::new(1 + std::thread::available_parallelism().map_or(1, usize::from)),
             usage: UsageTracker::new(me),
             choosing: Mutex::default(),
@@ -186,7 +187,8 @@ impl Home {
         };
         let (mut excluded, mut refusal) = (ExcludedNodes::default(), None);
         let mut requeued = None;
-        // A command that will not wait for a slot must not wait for the searches of others either.
+        // A command that will not wait for a slot must not wait for the searches of the user's
+        // other commands either.
         let is_light = is_best && self.classes.permit_light(uid, class).is_some();
         if !constraint.stays_home(self.me) && !is_light {
             caller.admit(&self.searches, constraint.single_node())?;

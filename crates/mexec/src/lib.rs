@@ -1,6 +1,6 @@
 //! mexec: remote execution of commands that are placed on a node and not migrated afterwards. A
 //! build is thousands of short processes that do much I/O. Each is started on the node that runs it
-//! best, accesses its home's files there through MFS, and stays until it ends.
+//! best, accesses its home's files there through MFS, and stays there until it ends.
 //!
 //! ```text
 //!  mexec ─▶ home half ══ mutual TLS ══▶ away half ─▶ container (home's files) ─▶ the command

@@ -72,7 +72,8 @@ pub struct JobRequest {
 pub enum NodeChoice {
     /// The best node of all, this one included. This node is preferred while it is idle.
     Best,
-    /// The best of these nodes that are not dead, even if one is blocked or has sent no load.
+    /// The best of these nodes. Nodes that are blocked or have sent no load are included, dead
+    /// nodes are not.
     Among(Vec<NodeId>),
 }
 
@@ -97,8 +98,8 @@ pub struct Task {
     pub ignored_signals: u64,
     /// The blocked signals, as a bit mask.
     pub blocked_signals: u64,
-    /// Its pid, if the kernel allows it: that of its caller. 0: the pid that its init has outside
-    /// the pid namespace, which is unique on the node.
+    /// The pid that it gets if the kernel allows that: its caller's pid. 0 stands for the pid that
+    /// its init has outside the pid namespace, which is unique on the node.
     pub pid: i32,
     /// The size of its terminal, if it gets one.
     pub terminal: Option<WindowSize>,
@@ -154,8 +155,8 @@ pub enum ExecRequest {
     Hello {
         /// [`VERSION`].
         version: u16,
-        /// Home's directories of shared file systems. Commands use those directly that the away
-        /// node has too.
+        /// Home's directories of shared file systems. Those that the away node has too are used
+        /// directly by commands.
         shared: Vec<SharedDirId>,
     },
     /// Run this command now, if a slot is free, with the credentials that home's kernel reports for
@@ -242,7 +243,7 @@ pub enum PendingReason {
     Slot(Vec<NodeId>),
 }
 
-/// The step of starting a command that failed.
+/// The step that failed when a command was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StartFailure {
     /// Entering its directory.

@@ -14,8 +14,8 @@ use tern_node::Config;
 /// Maximum age of the cached list.
 const MAX_AGE: Duration = Duration::from_secs(30);
 
-/// How long the file servers may take. If one does not respond, commands use its directories
-/// through home instead of waiting.
+/// How long the file servers may take. If one does not respond in time, commands use all shared
+/// directories through home instead of waiting.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The shared directories of this node.

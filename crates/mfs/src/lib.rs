@@ -3,9 +3,9 @@
 //! ```text
 //!  program ─▶ kernel ─FUSE─▶ client ══ connections, mutual TLS ══▶ serve ─▶ kernel of its node
 //! ```
-//! Client and server are processes of their own (`tern-mfs`) and outlive ternd. So does the tree
-//! from which guests map files of their home ([`guest_tree`]). The protocol is in [`message`], the
-//! design in docs/design/files.md.
+//! Client and server are processes of their own (`tern-mfs`) and outlive ternd. The same is true of
+//! the process that serves the tree from which guests map files of their home ([`guest_tree`]). The
+//! protocol is in [`message`], the design in docs/design/files.md.
 #![deny(unsafe_code)]
 
 pub mod client;
@@ -44,8 +44,8 @@ fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], timeout: Duration)
 
 /// Enables TCP keepalive: the kernel detects within 15 s that the peer's machine is gone, and
 /// within 5 s that it was reset. The server can then let the client's session expire with its
-/// locks, and a client with a request in flight sends it again. A machine that was reset sends
-/// nothing by itself.
+/// locks, and a client with a request in flight sends it again. A machine that was reset answers
+/// only segments that it receives, such as keepalive probes.
 fn set_keepalive(socket: &impl AsFd) -> Result<(), Errno> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;

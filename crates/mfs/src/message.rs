@@ -124,7 +124,7 @@ pub enum FileRequest {
     /// Performs an operation, if all dentry checks hold; otherwise the reply is
     /// [`FileReply::StaleDentry`].
     Call {
-        /// On whose behalf.
+        /// The user on whose behalf the operation is performed.
         caller: Credentials,
         /// Cached dentries by which the client's kernel may have resolved the path.
         checks: Vec<DentryCheck>,
@@ -186,8 +186,8 @@ pub struct Piggyback {
 pub enum Release {
     /// An open file.
     File(OpenId),
-    /// A lock owner: it has closed a descriptor of the file, and so lost all its record locks on
-    /// it.
+    /// A lock owner that has closed a descriptor of the file, and so lost all its record locks on
+    /// the file.
     LockOwner(FileKey, u64),
 }
 
@@ -254,7 +254,7 @@ pub struct FileKey {
 pub struct Lease {
     /// The file.
     pub file: FileKey,
-    /// Counted by the server.
+    /// Assigned by the server; a later lease has a higher number.
     pub number: u64,
     /// Nothing waits for the lease's return: a local program has already changed the file, or the
     /// lease has ended, or the file is no longer watched for changes.
@@ -345,7 +345,7 @@ pub struct FsStats {
 pub enum FileReply {
     /// To [`FileRequest::Begin`].
     Begun {
-        /// The session is new to the server, which holds only its root.
+        /// The server did not know the session, and holds only the root for it.
         is_new: bool,
         /// Boot ID of the server's machine. If it has changed, data that was not synced to disk may
         /// be lost.

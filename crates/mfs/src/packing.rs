@@ -60,8 +60,9 @@ pub(crate) fn unpack(frame: Frame) -> Option<Frame> {
     (unpacked == length).then_some(Frame { kind: frame.kind & !PACKED, payload, ..frame })
 }
 
-/// Bytes per second that the peer has recently taken (`tcpi_delivery_rate`, Linux 4.9 and later).
-/// `None` if the rate is not known or was limited by the sender.
+/// The rate, in bytes per second, at which the peer has recently received data
+/// (`tcpi_delivery_rate`, Linux 4.9 and later). `None` if the rate is not known or was limited by
+/// the sender.
 #[allow(unsafe_code, reason = "TCP_INFO has no safe form")]
 fn delivery_rate(socket: &impl AsFd) -> Option<u64> {
     /// Offsets in `struct tcp_info`, which only grows at its end: a byte whose lowest bit says that

@@ -174,7 +174,7 @@ impl Server {
             return;
         }
         self.connection_count.fetch_add(1, Ordering::AcqRel);
-        // Counted until the thread has ended, or failed to start.
+        // The connection is counted until its thread has ended, or has failed to start.
         let guard = ConnectionGuard(self.clone());
         let serve = move || {
             if let Err(error) = guard.0.serve_connection(socket) {
@@ -204,14 +204,15 @@ impl Server {
                 }
             };
         let session = &session.0;
-        // Set before the reply is sent: requests that the client sends after it get leases.
+        // Created before the reply is sent, so that requests which the client sends after the reply
+        // get leases.
         let _callback = is_callback.then(|| CallbackGuard::new(session));
         send_reply(&mut link, tag, 0, &FileReply::Begun { is_new, boot_id: self.boot_id.clone() }, &[])?;
         // Only one connection at a time uses a reply cache: a new one waits until the old one's
         // request is done.
         let mut reply_cache = lock(&reply_cache);
-        // With the reply to `Begin`, the abandoned request counts as reported for the client. So
-        // the file that it opened is released even if the connection is lost by now.
+        // Once the client has the reply to `Begin`, it regards the abandoned request as reported.
+        // So the file that this request opened is released even if the connection is lost by now.
         if let Some(reply) = reply_cache.abandon(abandoned) {
             release::release_undelivered(session, &self.leases, &reply);
         }
@@ -247,7 +248,7 @@ impl Server {
             let session = match sessions.get(&(node, session)) {
                 Some(session) => session.clone(),
                 None if node_sessions >= MAX_SESSIONS_PER_NODE => {
-                    return Ok(Err("too many trees are mounted on that node".into()));
+                    return Ok(Err("the client's node has too many trees mounted".into()));
                 }
                 None => {
                     is_new = true;
@@ -308,8 +309,8 @@ impl Server {
                     send_reply(link, frame.tag, self.recall_count(session), &FileReply::Done, &[])?;
                 }
                 FileRequest::Call { caller, checks, piggyback, op } => {
-                    // A lower number comes from an old connection; a newer one has replaced it, and
-                    // has made later requests.
+                    // A lower number comes from an old connection. A newer connection has replaced
+                    // it, and has made later requests.
                     anyhow::ensure!(frame.tag >= cache.newest, "a request of an earlier connection");
                     cache.newest = frame.tag;
                     if frame.tag > cache.piggyback_applied {
@@ -323,8 +324,8 @@ impl Server {
                         continue;
                     }
                     out.clear();
-                    // Open files stay open until access is allowed again; until then operations on
-                    // them fail.
+                    // While access is denied, open files stay open, but operations on them fail,
+                    // except reads for guests.
                     let is_exempt = session.purpose == Purpose::Guests && op.is_read();
                     let is_denied = !is_exempt && !self.is_exporting.load(Ordering::Acquire);
                     let assumed = if is_denied {
@@ -433,7 +434,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// A session with one connection more, until this is dropped.
+/// Counts one connection of a session, until this is dropped.
 struct SessionGuard(Arc<Session>);
 
 impl SessionGuard {

@@ -34,7 +34,7 @@ impl Busy {
             Self::Forking => "busy: it is forking; try again",
             Self::FirstThreadEnding => "busy: its first thread is ending; try again",
             Self::UninterruptibleCall => {
-                "busy: a call of it at home cannot be interrupted and does not end; try again"
+                "busy: one of its calls at home cannot be interrupted and has not ended; try again"
             }
         }
     }

@@ -170,7 +170,7 @@ impl CallResult {
     }
 }
 
-/// A notice about an open file, which the guest's cache of it depends on.
+/// A notice about an open file, on which the guest's cache of the file depends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileNotice {
     /// The file is delegated: no other process has this open file description, so the guest may

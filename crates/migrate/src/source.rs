@@ -76,12 +76,12 @@ pub trait MigrationSource {
     /// If there can be no more threads.
     fn start_reader(&self) -> std::io::Result<ContentReader>;
 
-    /// How the reader opens a file that it maps: as it was identified, or `by_any_means` if that has
-    /// failed.
+    /// How the reader opens a file that the process maps: as the file was identified, or,
+    /// `any_copy`, any copy of it if that has failed.
     ///
     /// # Errors
     /// If its content is not here any more.
-    fn open_content(&self, file: &FileRef, by_any_means: bool) -> std::io::Result<OpenContent>;
+    fn open_content(&self, file: &FileRef, any_copy: bool) -> std::io::Result<OpenContent>;
 
     /// Stops it. Returns false if it cannot be stopped now, and runs on.
     ///
@@ -129,18 +129,18 @@ pub struct ProcessSender {
 /// Whether the layout that the receiver has describes the process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Description {
-    /// As far as is known.
+    /// It does, as far as is known.
     #[default]
     Current,
-    /// The process is to be described again. If the layout is another one it is sent.
+    /// The process is to be described again. If its layout has changed, the new layout is sent.
     Outdated,
-    /// The same, but it is sent in any case.
+    /// The process is to be described again, and its layout is sent even if it has not changed.
     SendAnyway,
 }
 
 impl ProcessSender {
-    /// Starts: sends the address space, to which the receiver answers with
-    /// [`Message::RequestFiles`]. Takes the source only then; none if it is to be called again.
+    /// Starts: sends the address space, which the receiver answers with [`Message::RequestFiles`].
+    /// Takes `source` only when the address space is sent. Returns none if it must be called again.
     ///
     /// # Errors
     /// If the process cannot be moved, or the link is closed. The process runs on.
@@ -214,8 +214,9 @@ impl ProcessSender {
         Ok(())
     }
 
-    /// Describes the address space again, for which the kernel walks all its pages, and scans it if
-    /// the receiver has it. Returns false if its files are still being identified.
+    /// Describes the address space again, for which the kernel walks all its pages. If the receiver
+    /// has this address space already, scans it. Returns false if its files are still being
+    /// identified.
     fn describe_again(&mut self, process: &mut dyn MigrationSource) -> std::result::Result<bool, SendError> {
         let Some(layout) = process.describe()? else { return Ok(false) };
         let always = std::mem::take(&mut self.description) == Description::SendAnyway;
@@ -259,9 +260,9 @@ impl ProcessSender {
             };
             match status {
                 PumpStatus::Wait => return Ok(false),
-                // A process that runs may have unmapped the file meanwhile, or the file has changed.
-                // Its address space, described again, then no longer has the file, or a new hash of
-                // it.
+                // A running process may have unmapped the file meanwhile, or the file may have
+                // changed. When the address space is described again, it does not contain the file
+                // any more, or contains its new hash.
                 PumpStatus::Unreadable(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
                     self.source.drop_files();

@@ -1,15 +1,16 @@
 //! The balancer of this home: once a second it scans its processes, views the cluster, and moves
-//! the processes that gain by it.
+//! the processes that gain from a move.
 //!
 //! Between two rounds it decides again on three events. A move of its own has completed, so that
 //! the next may start. A target has refused a process, and has sent its actual load. A process of
 //! its own has ended, here or elsewhere ([`exit_watch`]). Such a decision uses the last scan,
-//! updated with the processes that have moved or ended since. A round itself comes early if a
-//! process becomes old enough to be moved before the next one is due.
+//! updated with the processes that have moved or ended since. The next round comes early if a
+//! process becomes old enough to be moved before that round is due.
 //!
 //! The decisions are made by `tern_balancer`, which is pure; this module supplies its input and
-//! carries out its output. Before a move the target is asked. If it accepts, it counts the process
-//! in from then on, so that several homes do not all send to the same node.
+//! carries out its output. Before a move the target is asked. If it accepts, it includes the
+//! process in its load from then on, so that several homes do not all send processes to the same
+//! node.
 
 pub(crate) mod accounting;
 pub(crate) mod eligible;
@@ -44,8 +45,8 @@ use tern_load::ScanScope;
 /// Interval between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Minimum interval between two rounds, used when a process becomes old enough before the next one
-/// is due; and the maximum number of such early rounds between two regular ones.
+/// Minimum interval between two rounds, used when a process becomes old enough before the next
+/// round is due; and the maximum number of such early rounds between two regular ones.
 const EARLY_ROUND_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_EARLY_ROUNDS: u32 = 2;
 
@@ -59,8 +60,8 @@ const MIN_WATCHED_CPU_S: f64 = 0.5;
 /// Timeout of an offer and of the notices about it.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it decides again at once after a target has refused a process. The refusal contains
-/// the target's actual load.
+/// How many times the balancer decides again at once after a target has refused a process. The
+/// refusal contains the target's actual load.
 const MAX_RETRIES: u32 = 3;
 
 /// Balances; never returns.

@@ -147,7 +147,7 @@ pub struct File {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_user_jobs: Option<u32>,
     /// Directories of file systems that are the same, at the same paths, on all nodes that list
-    /// them: guests read their files locally; none.
+    /// them. Guests read files below these directories locally; none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<Vec<PathBuf>>,
     /// The path of the administration tree; `/run/mosix` for root's node in /run/tern, none for

@@ -29,8 +29,8 @@ const MAX_CONNECTIONS: (usize, usize) = (1024, 256);
 /// Timeout of reading a request, and of writing the reply.
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Creates the socket, which all users may connect to, and removes an old one. The caller holds the
-/// lock of the run directory, so no other ternd uses that one.
+/// Removes an old socket, and creates the socket, which all users may connect to. The caller holds
+/// the lock of the run directory, so no other ternd uses the old socket.
 pub(crate) fn bind(node: &Node) -> Result<UnixListener> {
     let path = node.config.run_dir.join("control");
     let _left_over = fs::remove_file(&path);

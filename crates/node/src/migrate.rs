@@ -125,7 +125,8 @@ pub(crate) fn move_process(
     let mut may_retry = true;
     while let Some(shim) = shim::home_shim_of(&node.config.run_dir, pid) {
         match forward_to_shim(node, shim, &request) {
-            // The shim may have detached the process and ended since it claimed it.
+            // Since the shim replied that it holds the process, it may have detached the process
+            // and ended.
             Err(refusal)
                 if refusal.kind == RefusalKind::NotFound
                     && std::mem::take(&mut may_retry)
@@ -245,7 +246,7 @@ pub(crate) fn register_caller(
 
 /// Sends a request to a shim and waits without a limit: the time of a migration depends on the size
 /// of the memory. Processes that share memory move together, and one of their shims moves them all;
-/// the other shims redirect the request to that one.
+/// the other shims redirect the request to that shim.
 fn forward_to_shim(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Result<Reply, Refusal> {
     let run_dir = &node.config.run_dir;
     let mut reply = shim::request(run_dir, shim, request, None);
@@ -334,8 +335,8 @@ pub(crate) fn prepare_destination(node: &Node, preparation: GuestPreparation) ->
     Ok(Reply::Prepared { address, shim, fingerprint })
 }
 
-/// From a shim that has lost its peer: the peer's present address, and whether it lives. Only the
-/// daemon of the peer's node can report that it does not.
+/// From a shim that has lost its peer: the peer's present address, and whether the peer is alive.
+/// Only the daemon of the peer's node can report that it is not.
 pub(crate) fn locate_shim(node: &Node, on: NodeId, shim: ShimId) -> Reply {
     if on == node.me() {
         let alive = Some(shim::is_alive(&node.config.run_dir, shim));

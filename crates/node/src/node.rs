@@ -138,7 +138,7 @@ impl Node {
         self.map().nodes().into_iter().filter(|node| *node != me).collect()
     }
 
-    /// Replaces the current map by `change` of it, atomically; returns the new map.
+    /// Atomically replaces the current map by the result of `change`; returns the new map.
     pub(crate) fn change_map(
         &self,
         change: impl FnOnce(&Map) -> Result<Map, Refusal>,

@@ -130,7 +130,8 @@ impl<'a> HelperProgram<'a> {
             // No process listens, so a new one may bind the path.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 failed.retain(|(_, at)| at.elapsed() < RESTART_DELAY);
-                // Clients repeat their requests, also other nodes. Not each may cause a start.
+                // Clients, including other nodes, repeat their requests. Not every request may
+                // cause a start.
                 anyhow::ensure!(
                     failed.iter().all(|(socket_path, _)| *socket_path != self.socket_path),
                     "{} {} did not start a moment ago; see {} in ternd's run directory",

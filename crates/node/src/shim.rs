@@ -45,7 +45,7 @@ pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory(run_dir))?.flatten() {
         let path = entry.path();
         let socket = path.with_extension("sock");
-        // A starting shim has a log before it has a socket, but none starts while ternd starts.
+        // A starting shim has a log before it has a socket, but no shim starts while ternd starts.
         if !is_listening(&socket) {
             let _gone = fs::remove_file(&path);
         } else if path == socket {

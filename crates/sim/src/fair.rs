@@ -58,7 +58,8 @@ impl Pool {
 }
 
 /// For each job, the seconds from arrival to end, or `None` if it is not done at `until_ms`; and
-/// the fraction of its work that is done. `pools` are the CPUs from each time on (milliseconds).
+/// the fraction of its work that is done. Each of `pools` is in effect from its time on
+/// (milliseconds).
 pub(crate) fn ideal(
     jobs: &[Job],
     pools: &[(u64, Pool)],
@@ -108,8 +109,10 @@ pub(crate) fn ideal(
     ends
 }
 
-/// A lower bound of the time, in seconds, at which any schedule ends: the latest at which a job
-/// could end if it ran alone, or at which all work that arrives from some time on could be done.
+/// A lower bound of the time, in seconds, at which any schedule ends. Each arrival gives two
+/// bounds: the time at which that job would end if it ran alone on the fastest CPU, and the time at
+/// which all CPUs could have done the work that arrives then and later. The result is the latest of
+/// all these times.
 pub(crate) fn earliest_end(jobs: &[Job], pool: &Pool) -> f64 {
     let mut late: Vec<&Job> = jobs.iter().collect();
     late.sort_by_key(|job| std::cmp::Reverse(job.arrives_ms));

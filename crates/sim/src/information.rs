@@ -356,7 +356,7 @@ fn decode(bytes: &[u8]) -> Option<LoadEntry> {
     })
 }
 
-/// Information is always current: for comparison.
+/// Information that is always current, for comparison with gossip.
 #[derive(Debug)]
 pub(crate) struct Ideal {
     entries: Vec<Option<(u64, LoadEntry)>>,

@@ -28,8 +28,8 @@ pub struct Scenario {
     pub events: Vec<(u64, NodeEvent)>,
     /// When the simulation ends, unless all is done before (milliseconds).
     pub until_ms: u64,
-    /// From when on shares are compared with fair ones (milliseconds); before, jobs are still being
-    /// spread.
+    /// The time from which shares are compared with fair shares (milliseconds). Before it, jobs are
+    /// still being spread.
     pub settled_ms: u64,
 }
 
@@ -187,8 +187,8 @@ fn compile(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
 
 fn memory(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
     let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
-    // A fifth of the nodes is filled, at up to half the speed of the link; the cluster has memory
-    // for all of it.
+    // A fifth of the nodes is filled, at up to half the speed of the link. The cluster has enough
+    // memory for all jobs.
     for home in 0..nodes.div_ceil(5) {
         let rate = rng.uniform(0.5, 1.0) * 58e6;
         for index in 0..8 {

@@ -33,7 +33,7 @@ pub struct Deaths {
 /// The CPU time of jobs, compared with their fair share, in windows of ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Fairness {
-    /// Fair work divided by actual work of the job and window where this is largest.
+    /// The largest ratio of fair work to actual work, over all jobs and windows.
     pub worst: f64,
     /// The 99th percentile of this ratio.
     pub p99: f64,
@@ -135,7 +135,7 @@ impl Counters {
         (now_ms + STEP_MS).is_multiple_of(WINDOW_MS)
     }
 
-    /// Compares the work of jobs in the window that ends with their fair work.
+    /// At the end of a window, compares the work that each job did in it with the job's fair work.
     pub(crate) fn compare_shares(
         &mut self,
         running: impl Iterator<Item = usize>,

@@ -193,8 +193,8 @@ fn job_moves_to_the_node_of_its_files_and_stays() {
 
 #[test]
 fn files_and_cpus_are_weighed_without_oscillations() {
-    // All eight benefit from the one CPU of their files' node; at home each takes half as long
-    // again.
+    // All eight benefit from the one CPU of their files' node; at home each takes 1.5 times as
+    // long.
     let jobs: Vec<Job> = (0..8).map(|index| on_files(index % 2, 120.0, 0.5)).collect();
     let outcome = balanced(&scenario(4, jobs, 3_600));
     assert_eq!((outcome.finished, outcome.back_within_10s), (8, 0));

@@ -23,9 +23,9 @@ pub struct Gathered {
     pub call: Call,
     /// The buffers of its outputs, which stay with the guest.
     pub output_buffers: Vec<OutputBuffer>,
-    /// The program requested more than [`limits::MAX_DATA`] bytes, and the call requests only so
-    /// many. If all of them are transferred, the guest's shim repeats a read, write, pread64,
-    /// pwrite64 or sendto for the remainder.
+    /// The program requested more than [`limits::MAX_DATA`] bytes, and the call is cut to that
+    /// limit. If all bytes up to the limit are transferred, the guest's shim repeats a read, write,
+    /// pread64, pwrite64 or sendto for the remainder.
     pub is_cut: bool,
 }
 
@@ -56,8 +56,8 @@ pub fn gather(nr: u32, args: &[u64; 6], mem: &mut dyn UserMemory) -> Result<Gath
 }
 
 /// Gathers the rest of a call of which `done` bytes have been transferred. Only for rows with a
-/// [`Flow`]. Control data is not sent a second time. The outputs of the first part have already
-/// advanced offsets behind pointers, as in sendfile.
+/// [`Flow`]. Control data is not sent a second time. Offsets behind pointers, as in sendfile, are
+/// not advanced here: the outputs of the first part have already updated them.
 ///
 /// # Errors
 /// Those of [`gather`].

@@ -386,8 +386,8 @@ impl MailboxLayout {
         Some(at)
     }
 
-    /// Places argv or envp: the strings, and the pointers to them. `exec_size` counts both of the
-    /// call.
+    /// Places argv or envp: the strings, and the pointers to them. `exec_size` counts the bytes of
+    /// argv and envp together.
     fn strings(&mut self, texts: Vec<u8>, exec_size: &mut usize) -> Option<usize> {
         let starts: Vec<usize> = std::iter::once(0)
             .chain(texts.iter().enumerate().filter(|(_, b)| **b == 0).map(|(i, _)| i + 1))

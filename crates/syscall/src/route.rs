@@ -32,7 +32,7 @@ pub enum SplitCall {
     RtSigreturn,
     /// fork, vfork and clone of a process: both halves fork.
     Fork,
-    /// clone of a thread: the deputy creates one, and then the guest.
+    /// clone of a thread: the deputy creates a thread, and then the guest does.
     Thread,
     /// execve, execveat: the deputy executes, the guest ends.
     Exec,
@@ -40,7 +40,7 @@ pub enum SplitCall {
     Exit,
     /// Calls that report CPU time: home's plus the guest's.
     CpuTime,
-    /// Calls on timers that count CPU time: home's, which needs the guest's usage.
+    /// Calls on timers that count CPU time: the timers are at home, which needs the guest's usage.
     CpuTimer,
     /// Limits on memory and CPU time: stored at home, in force in the guest.
     Setrlimit,

@@ -40,7 +40,7 @@ pub enum Arguments {
 /// How a call waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitRule {
-    /// The effect of an interruption without a signal (a freeze, an ignored signal).
+    /// The effect of an interruption without a signal to deliver (a freeze, an ignored signal).
     pub interrupted: Interrupted,
     /// Its timeout.
     pub timeout: Timeout,
@@ -84,7 +84,7 @@ pub enum Flow {
     Write,
     /// A read. With MSG_WAITALL a short count has the same causes as for a write.
     Read,
-    /// From one descriptor to another. The number is that of the argument with the count.
+    /// From one descriptor to another. The number says which argument is the count.
     Between(u8),
 }
 

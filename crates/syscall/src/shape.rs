@@ -141,7 +141,7 @@ pub enum Amount {
     SelfSized,
 }
 
-/// The results with which the kernel has written an output.
+/// The results of a call that mean that the kernel has written an output.
 #[derive(Debug, Clone, Copy)]
 pub enum When {
     /// The result is at least this.
@@ -177,7 +177,7 @@ impl EmbeddedLen {
         let number = if number == 0 { self.zero } else { number };
         let bytes = u64::from(number) * u64::from(self.unit) + u64::from(self.add);
         let bytes = if bytes > self.max.into() { self.beyond.into() } else { bytes };
-        // Even if the length is smaller, the kernel reads the number first, so home needs it.
+        // The kernel reads the number even if the length ends before it, so home needs it.
         (bytes > 0).then_some(bytes.max(u64::from(self.at) + 4))
     }
 }

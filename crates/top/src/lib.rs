@@ -9,8 +9,8 @@
 //!     └──── run ◀──Effect (query ternd, send a signal, stop, end)
 //! ```
 //!
-//! `update` and `view` do no I/O and read no clock: tests send events to the one and compare what
-//! the other draws. `run` is the event loop; `once` renders a single picture.
+//! `update` and `view` do no I/O and read no clock: tests send events to `update` and compare what
+//! `view` draws. `run` is the event loop; `once` renders a single picture.
 //!
 //! The caller provides the access to the cluster: a [`RequestFn`].
 #![forbid(unsafe_code)]

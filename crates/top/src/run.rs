@@ -71,7 +71,7 @@ pub fn show(
         events,
     };
     match event_loop.run()? {
-        // As if the signal had not been caught; the terminal has been restored.
+        // Ends this process as if the signal had not been caught; the terminal has been restored.
         LoopEnd::Signal(signal) => Ok(emulate_default_handler(signal)?),
         LoopEnd::Panic => Err(TopError::new(70, "")),
         LoopEnd::Quit => Ok(()),
@@ -131,8 +131,8 @@ impl EventLoop<'_> {
                 let outcome = send_signal(pid, &command, signal);
                 update(&mut self.model, UiEvent::ActionDone(outcome));
             }
-            // To the whole group, so that the program that started this one stops too. This
-            // process receives the signal as `UiEvent::Stop`.
+            // The signal goes to the whole group, so that the program that started this one stops
+            // too. This process receives the signal as `UiEvent::Stop`.
             Effect::StopAll => {
                 rustix::process::kill_current_process_group(Signal::TSTP).map_err(io::Error::from)?;
             }

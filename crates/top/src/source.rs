@@ -50,8 +50,8 @@ pub fn start(events: &Sender<UiEvent>) -> io::Result<()> {
 }
 
 /// Queries the daemon and sends its reply as an event. A query of the cluster is followed by one of
-/// the placed commands. Each query has its own thread, because a
-/// migration takes long and another node may reply slowly.
+/// the placed commands. Each query has its own thread, because a migration takes long, and another
+/// node may reply slowly.
 pub fn send_query(query: Query, request: &RequestFn, events: &Sender<UiEvent>) {
     let (request, to) = (request.clone(), events.clone());
     let failed = query.clone();

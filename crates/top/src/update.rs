@@ -82,8 +82,8 @@ fn due_queries(model: &mut Model) -> Vec<Effect> {
 fn handle_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return match key.code {
-            // As if the terminal had sent the signal, so that a script that runs this program ends
-            // as well.
+            // Ends as if the terminal had sent the signal, so that a script that runs this program
+            // ends as well.
             KeyCode::Char('c') => vec![Effect::EndBySignal(SIGINT)],
             KeyCode::Char('z') => vec![Effect::StopAll],
             KeyCode::Char('l') => vec![Effect::Redraw],

@@ -10,8 +10,8 @@ const TRIM_THRESHOLD: i32 = 8 << 20;
 /// when the message is freed. Call it at the start of main.
 pub fn keep_freed() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt takes two integers and only changes when memory is returned. No other thread
-    // runs yet.
+    // SAFETY: mallopt takes two integers, and changes only the allocator's thresholds. No other
+    // thread runs yet.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);

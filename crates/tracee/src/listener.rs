@@ -29,11 +29,11 @@ pub type Instruction = libc::sock_filter;
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
-    /// Calls of other threads that were received while the shim waited for a particular thread's.
+    /// Calls of other threads that were received while the shim waited for the call of one thread.
     deferred: RefCell<VecDeque<Notification>>,
 }
 
-/// A trapped call. The thread waits until it is answered.
+/// A trapped call. The thread waits until the call is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
     /// The kernel's identifier of this call.
@@ -94,8 +94,9 @@ impl Listener {
         let number = injection.must("install the filter", libc::SYS_seccomp, set_filter)?;
         let fd = Pidfd::open(pid)?.descriptor(number as i32)?;
         let listener = Self { fd, deferred: RefCell::default() };
-        // With this flag (Linux 6.6) the kernel wakes the listener on the CPU of the thread that
-        // traps, and the thread on the listener's. Older kernels refuse, which is harmless.
+        // With this flag (Linux 6.6) the kernel wakes the listener on the CPU of the trapped
+        // thread, and the thread on the CPU of the listener. Older kernels refuse the flag, which
+        // is harmless.
         // SAFETY: an integer argument.
         unsafe { libc::ioctl(listener.fd.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };
         listener.call_through(injection, libc::SYS_close, [number, 0, 0, 0, 0, 0], None)?;
@@ -136,7 +137,7 @@ impl Listener {
     /// [`call_through`](Self::call_through).
     ///
     /// # Errors
-    /// Those of [`run_calls`], and if the process makes another call.
+    /// Those of [`run_calls`], and if the process makes any other call.
     pub fn run_calls_through(
         &self,
         injection: &mut Injection,
@@ -299,8 +300,8 @@ impl Listener {
         self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
     }
 
-    /// Installs a descriptor under this number in the thread that waits in this call, replacing an
-    /// open one.
+    /// Installs a descriptor under this number in the thread that waits in this call. If the number
+    /// is in use, its descriptor is closed.
     ///
     /// # Errors
     /// The kernel's: the thread is gone, or may not have this number.

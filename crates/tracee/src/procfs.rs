@@ -9,7 +9,7 @@ use std::fs;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait for a thread that has made a system call to sleep in it.
+/// Maximum time to wait until a thread that has made a system call sleeps in that call.
 const MAX_SLEEP_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
@@ -19,8 +19,8 @@ pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
     })
 }
 
-/// Reads a file of unknown size, as most are in /proc, in two reads: `fs::read` starts with 32
-/// bytes.
+/// Reads a file of unknown size, as most files in /proc are, in two reads. (`fs::read` would begin
+/// with a read of 32 bytes.)
 fn read_all(path: &str) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(4096);
     fs::File::open(path)?.read_to_end(&mut text)?;
@@ -197,7 +197,8 @@ pub fn stat(pid: i32) -> Result<Stat> {
     stat_of(pid, &read(pid, "stat")?)
 }
 
-/// Reads the stat of one thread: its own times, where [`stat`] has those of all threads.
+/// Reads the stat of one thread. Its times are the thread's own; the times in [`stat`] are the sums
+/// over all threads.
 ///
 /// # Errors
 /// Those of [`stat`].
@@ -221,8 +222,9 @@ fn stat_of(pid: i32, text: &[u8]) -> Result<Stat> {
 
 /// The stack pointer of a thread in a system call.
 ///
-/// The thread may still be running: a trapped call can be received before the thread sleeps, if it
-/// is on another processor, or if the kernel (before 6.6) does not switch to the listener directly.
+/// The thread may still be running: a trapped call can be received before the thread sleeps, if the
+/// thread is on another processor, or if the kernel (before 6.6) does not switch to the listener
+/// directly.
 ///
 /// # Errors
 /// If it is gone, does not sleep within a second, or may not be traced.

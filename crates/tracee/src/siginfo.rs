@@ -57,8 +57,9 @@ pub fn is_queued(signal: i32) -> bool {
 }
 
 /// Queues a signal behind the pending ones of the same number, or drops it, by the kernel's rules
-/// for a signal that cannot be delivered yet. A timer has at most one pending signal, which counts
-/// the others as overrun; of any other signal that is not queued, the first is kept.
+/// for a signal that cannot be delivered yet. A timer has at most one pending signal; later
+/// signals of the timer raise its overrun count. Any other signal that is not queued is kept once: the
+/// first.
 pub fn enqueue(waiting: &mut VecDeque<Siginfo>, info: Siginfo) {
     if let Some(timer) = timer_of(&info) {
         if let Some(first) = waiting.iter_mut().find(|first| timer_of(first) == Some(timer)) {

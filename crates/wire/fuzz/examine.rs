@@ -12,8 +12,9 @@ enum Sample {
     Numbers { signed: i64, many: Vec<u64>, last: [u8; 32] },
 }
 
-/// Decodes the bytes as a peer's stream: a preamble, then a byte that sets the length of pieces,
-/// then frames in such pieces, each payload as a message. Returns the number of complete frames.
+/// Decodes the bytes as a peer's stream: a preamble, a byte that sets the length of pieces, and
+/// frames. Feeds the frames to the decoder in pieces of that length, and decodes each payload as a
+/// message. Returns the number of complete frames.
 pub(crate) fn examine(bytes: &[u8]) -> usize {
     let Some((preamble, stream)) = bytes.split_first_chunk::<PREAMBLE_LEN>() else { return 0 };
     if let Ok(read) = Preamble::from_bytes(preamble) {

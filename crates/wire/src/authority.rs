@@ -26,8 +26,8 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// The parameters of the authority's certificate, which name it as issuer in all certificates that
-/// it signs.
+/// The parameters of the authority's certificate. They name the authority as the issuer of all
+/// certificates that it signs.
 fn parameters(cluster: &str) -> CertificateParams {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name.push(DnType::CommonName, format!("tern cluster {cluster}"));

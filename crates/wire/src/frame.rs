@@ -3,9 +3,9 @@
 //! ```text
 //!  0       version of this format
 //!  1       kind, defined by the user of the link
-//!  2..4    flags, likewise (little endian, as all numbers here)
+//!  2..4    flags, defined by the user of the link (little endian, like all numbers in a header)
 //!  4..8    length of the payload, at most limits::MAX_PAYLOAD
-//!  8..16   tag, likewise: the request that this answers, an address, …
+//!  8..16   tag, defined by the user of the link: the request that it answers, an address, …
 //!  16..    payload
 //! ```
 //! No I/O here: the caller passes received bytes to the [`Decoder`].
@@ -31,7 +31,7 @@ pub enum FrameError {
     /// The first byte is another version.
     #[error("the peer uses frame version {0:#x}, this node {FRAME_VERSION:#x}")]
     Version(u8),
-    /// Longer than a payload may be, or than [`Decoder::limit_payload`] allows.
+    /// The payload is longer than [`MAX_PAYLOAD`], or than [`Decoder::limit_payload`] allows.
     #[error("a frame of {0} bytes is longer than the limit")]
     TooLong(usize),
 }
@@ -52,7 +52,7 @@ pub fn header(kind: u8, flags: u16, tag: u64, length: usize) -> Result<[u8; HEAD
     Ok(bytes)
 }
 
-/// Decodes a header. Returns the frame without its payload, and the length of that.
+/// Decodes a header. Returns the frame without its payload, and the payload's length.
 fn parse(bytes: [u8; HEADER_LEN]) -> Result<(Frame, usize), FrameError> {
     let [version, kind, f0, f1, l0, l1, l2, l3, tag @ ..] = bytes;
     if version != FRAME_VERSION {

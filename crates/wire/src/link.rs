@@ -85,8 +85,8 @@ pub struct Link {
     /// Size of the next read. Grows while reads return as much as requested.
     read_size: usize,
     ack_watch: AckWatch,
-    /// The last read returned less than requested, so the socket was empty then. A loop that polls the
-    /// socket saves a read by that.
+    /// The last read returned less than requested, so the socket was empty then. `receive` then
+    /// skips its next read, which would find no bytes.
     drained: bool,
     /// The bytes that were read contain no further complete record.
     starved: bool,
@@ -173,7 +173,8 @@ impl Link {
         Ok(())
     }
 
-    /// The fingerprint of the peer's certificate; `None` if it has none (a joining machine).
+    /// The fingerprint of the peer's certificate; `None` if the peer has no certificate (a joining
+    /// machine).
     pub fn peer_fingerprint(&self) -> Option<Fingerprint> {
         self.peer.as_ref().map(|(fingerprint, _)| *fingerprint)
     }
@@ -309,7 +310,7 @@ impl Link {
         self.inbox.decoder.limit_payload(max);
     }
 
-    /// Whether a frame is buffered, or may be: call `receive` before polling the socket.
+    /// Whether a frame is buffered, or may be. If so, call `receive` before polling the socket.
     pub fn has_frame(&self) -> bool {
         !self.inbox.is_empty() || (!self.starved && self.incoming.len() > 0)
     }
@@ -353,7 +354,7 @@ impl Link {
     pub fn recv(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.receive()? {
-                // The owner may look at the link again much later.
+                // The next call may come much later, when the socket may have bytes again.
                 self.drained = false;
                 return Ok(frame);
             }
@@ -408,8 +409,8 @@ impl Link {
 
     /// Reads once from the socket. `None` if no bytes are available.
     fn read(&mut self) -> Result<Option<usize>, LinkError> {
-        // Each read requests more than a record, so it can complete the record of which a part is
-        // left over.
+        // Each read requests more than a record, so it can complete the record whose first part is
+        // already buffered.
         let Some(count) = self.incoming.receive(&self.socket, self.read_size)? else {
             self.drained = false;
             return Ok(None);

@@ -1,9 +1,9 @@
 //! Whether the machine at the other end of a link still acknowledges.
 //!
-//! A peer process that answers late may be slow or stopped, or its machine busy; it must not be
-//! taken for dead. So no answer of the process is waited for. The peer's kernel acknowledges each
-//! segment that arrives, even while the process is stopped, and this node's kernel reports the time
-//! since the last acknowledgement (`TCP_INFO` of tcp(7)).
+//! A peer process that answers late must not be taken for dead: it may be slow or stopped, or its
+//! machine may be busy. So this module does not rely on answers of the process. The peer's kernel
+//! acknowledges each segment that arrives, even while the process is stopped, and this node's
+//! kernel reports the time since the last acknowledgement (`TCP_INFO` of tcp(7)).
 
 use rustix::fd::AsFd;
 use std::mem::size_of;

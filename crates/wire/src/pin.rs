@@ -68,7 +68,7 @@ impl Ephemeral {
 pub fn pinned_client(own: &Ephemeral, expect: Fingerprint) -> Result<ClientTls, IdentityError> {
     let config = client_builder()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Pins(vec![expect])))
+        .with_custom_certificate_verifier(Arc::new(PinnedCerts(vec![expect])))
         .with_client_auth_cert(vec![own.certificate.clone()], own.private_key())?;
     key_only(without_resumption(config))
 }
@@ -78,7 +78,7 @@ pub fn pinned_client(own: &Ephemeral, expect: Fingerprint) -> Result<ClientTls, 
 /// # Errors
 /// If the key is unusable.
 pub fn pinned_server(own: &Ephemeral, accepted_keys: &[Fingerprint]) -> Result<ServerTls, IdentityError> {
-    let verifier = Arc::new(Pins(accepted_keys.to_vec()));
+    let verifier = Arc::new(PinnedCerts(accepted_keys.to_vec()));
     let config = server_config(verifier, vec![own.certificate.clone()], own.private_key())?;
     Ok(ServerTls { config, trust: Trust::KeyOnly })
 }
@@ -120,15 +120,15 @@ const UNEXPECTED: Error = Error::InvalidCertificate(CertificateError::Applicatio
 /// Accepts exactly the certificates with these fingerprints. TLS itself checks by a signature that
 /// the peer holds the private key.
 #[derive(Debug)]
-struct Pins(Vec<Fingerprint>);
+struct PinnedCerts(Vec<Fingerprint>);
 
-impl Pins {
+impl PinnedCerts {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         if self.0.contains(&fingerprint_of(certificate)) { Ok(()) } else { Err(UNEXPECTED) }
     }
 }
 
-impl ServerCertVerifier for Pins {
+impl ServerCertVerifier for PinnedCerts {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -163,7 +163,7 @@ impl ServerCertVerifier for Pins {
     }
 }
 
-impl ClientCertVerifier for Pins {
+impl ClientCertVerifier for PinnedCerts {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

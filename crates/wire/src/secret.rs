@@ -1,4 +1,4 @@
-//! A shared secret, and a proof of knowing it that does not reveal it.
+//! A shared secret. A peer proves that it knows the secret, without revealing it.
 //!
 //! The proof is an HMAC-SHA256 over its purpose, the certificate that the prover has received, and
 //! a nonce of the verifier. So it cannot be replayed, nor be used by a man in the middle with

@@ -13,7 +13,7 @@ use tern_ids::NodeId;
 /// The identity that the verified certificate of the peer proves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// The peer is a member of this cluster; the certificate names which.
+    /// The peer is a member of this cluster; the certificate names its node.
     Cluster(String),
     /// The peer holds an expected key, or it is anonymous.
     KeyOnly,

@@ -175,7 +175,8 @@ fn closed_link_is_reported_after_its_last_frame() {
     assert!(matches!(b.receive(), Err(LinkError::Closed)));
 }
 
-/// The read that brought the last frame may have emptied the socket, but that was earlier.
+/// The read that returned the last frame may have emptied the socket. The next `receive` must read
+/// again all the same, since the peer may have closed the link meanwhile.
 #[test]
 fn end_of_an_idle_link_is_seen_by_the_first_look() {
     let (mut a, mut b) = pair();

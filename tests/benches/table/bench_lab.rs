@@ -25,7 +25,7 @@ pub(crate) struct BenchLab {
 pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
-    /// Its pid on its node; 0 if it has not printed it.
+    /// The program's pid on its node; 0 until the program has printed it.
     pub(crate) pid: i32,
 }
 

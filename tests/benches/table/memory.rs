@@ -50,10 +50,10 @@ fn against(
     table.compare(&what, &moved.text(" MB/s"), other, &streamed.text(" MB/s"), ratio, aim)
 }
 
-/// Keeps free memory backed by real memory for the next seconds. A virtual machine's host takes
-/// back pages that have been free for two seconds (free page reporting), and a page that it must
-/// give again costs more than sending it (0.3 GB/s instead of 2), from which only the second
-/// measurement of a turn would be spared.
+/// Keeps this machine's free memory backed by its host's memory for the next seconds. The host of a
+/// virtual machine takes back pages that have been free for two seconds (free page reporting). To
+/// get such a page again costs more than to send its content (0.3 GB/s instead of 2). Without this
+/// function, the first measurement of a turn would include this cost, and the second would not.
 fn warm() -> JoinHandle<()> {
     let mut held: Vec<Vec<u8>> = (0..3 * HEAP / CHUNK).map(|_| vec![1; CHUNK]).collect();
     std::thread::spawn(move || {

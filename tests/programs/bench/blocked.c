@@ -1,8 +1,8 @@
 /* blocked read|poll|compute THREADS: a child whose threads wait in a call for a byte of their
- * pipes, or compute, and which is to be moved; its parent stays. For each input line the parent
- * sends signals with a handler for a second, to all threads at once, and again when all of them are
- * back in their calls, and prints how many; then it sends each thread its byte, and fails if one
- * does not get it.
+ * pipes, or compute, and which is to be moved; its parent stays. For each input line, the parent
+ * sends for one second a signal with a handler to all threads at once, and again when all of them
+ * are back in their calls. Then it sends each thread its byte, fails if a thread does not get it,
+ * and prints the number of signals per second.
  */
 #include "stopwatch.h"
 #include <errno.h>
@@ -34,7 +34,7 @@ static void say(char what)
 	must(write(said[1], &what, 1) == 1, "write");
 }
 
-/* The next `count` reports must all be this one. */
+/* The next `times` reports must all be this one. */
 static void hear(char what, int times)
 {
 	for (char got; times > 0; times--) {
@@ -57,17 +57,17 @@ static void signalled(int number)
 static void *wait_there(void *argument)
 {
 	int number = (int)(long)argument, tid = (int)syscall(SYS_gettid);
-	/* In their order, so that the parent can tell them apart. */
+	/* With the thread's number, so that the parent can tell the threads apart. */
 	must(write(tids[1], (int[]){ number, tid }, 2 * sizeof(int)) == 2 * sizeof(int), "write");
 	for (volatile long spun = 0; kind == 'c';)
 		spun++;
 	for (;;) {
 		char byte;
 		struct pollfd readable = { bytes[number][0], POLLIN, 0 };
-		/* The kernel never restarts it, whatever the handler's flags are. */
+		/* The kernel never restarts a poll, whatever the handler's flags are. */
 		while (kind == 'p' && poll(&readable, 1, -1) < 0)
 			must(errno == EINTR, "poll");
-		/* It is restarted, and does not fail with EINTR. */
+		/* The read is restarted, and does not fail with EINTR. */
 		must(read(bytes[number][0], &byte, 1) == 1, "read");
 		say('b');
 	}
@@ -86,7 +86,8 @@ static void child(void)
 	wait_there(NULL);
 }
 
-/* Waits until a thread is in its call according to the kernel; away, that is its deputy. */
+/* Waits until a thread is in its call, according to home's kernel; if the thread is away, until its
+ * deputy thread is in the call. */
 static void is_blocked(int syscall_file)
 {
 	for (int looks = 0;; looks++) {

@@ -1,6 +1,5 @@
 /* pingpong PORT | pingpong ADDRESS PORT SECONDS: 64 bytes back and forth over TCP, without
- * delay. pingpong PORT | pingpong ADDRESS PORT SECONDS: 64 bytes back and forth over TCP,
- * without delay. */
+ * delay. */
 #include "stopwatch.h"
 #include <arpa/inet.h>
 #include <netinet/tcp.h>

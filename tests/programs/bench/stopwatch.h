@@ -1,5 +1,5 @@
-/* How the timed programs report: one line a batch, "NANOSECONDS
- * " for each round. The clock is read by the vDSO, so that it is no forwarded call.
+/* How the timed programs report: one line for each batch, with the nanoseconds per round. The clock
+ * is read by the vDSO, so that reading it is no forwarded call.
  */
 #ifndef TERN_STOPWATCH_H
 #define TERN_STOPWATCH_H

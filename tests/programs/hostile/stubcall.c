@@ -1,5 +1,5 @@
-/* Tries: the call that its argument names, made by a jump to the stub's `syscall` instruction.
- * Behind it is nothing to return to, so each ends in a fault, where the result is taken. */
+/* Tries: the call that its argument names, made by a jump to the stub's `syscall` instruction. No
+ * return follows that instruction, so each call ends in a fault, whose handler takes the result. */
 #include "hostile.h"
 #include <sched.h>
 #include <sys/socket.h>

@@ -151,7 +151,8 @@ static void make(const char *name, const char *first)
 {
 	char record[RECORD];
 	fill(record, name, 0, ++version);
-	/* Opened before, so that an error of what follows is reported on it. */
+	/* The directory is opened first, so that errors of the following operations are reported on
+	 * this descriptor. */
 	int dir = openat(directory, ".", O_RDONLY | O_DIRECTORY);
 	int fd = openat(directory, first, O_CREAT | O_TRUNC | O_WRONLY, 0644);
 	int good = dir >= 0 && fd >= 0 && write(fd, record, RECORD) == RECORD && !fsync(fd);

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 /// Exit status, in the shell's sense, of a lost process: its deputy is killed by SIGKILL.
 pub const LOST_STATUS: i32 = 128 + 9;
 
-/// A Python program: another user's processes with a million open descriptors, as many in each as its
-/// limit allows. Its argument is the number of them that compute all the time. Prints a line when all
-/// descriptors are open.
+/// A Python program that forks processes of another user. Each process opens as many descriptors as
+/// its limit allows, together a million. The program's argument is the number of these processes
+/// that compute all the time. Prints a line when all descriptors are open.
 pub const GREEDY_STRANGER: &str = "
 import os, resource, signal, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -300,7 +300,7 @@ impl<'a> TestProcess<'a> {
     /// Makes it end, and compares its outcome with that of an undisturbed run.
     ///
     /// # Errors
-    /// If it does not end within this time, or differs.
+    /// If it does not end within this time, or its outcome differs.
     pub fn finish_correctly(&mut self, within: Duration) -> Result<()> {
         self.cluster.touch(&self.until)?;
         let end = self.running.finish(within)?;

@@ -122,7 +122,7 @@ impl MemoryLimit {
 }
 
 impl Drop for MemoryLimit {
-    /// With the last guest, the group was removed.
+    /// The write fails if the group was removed with its last guest.
     fn drop(&mut self) {
         let _was_removed = fs::write(self.group.join("memory.limit_in_bytes"), "-1");
     }

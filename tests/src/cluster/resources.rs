@@ -42,7 +42,7 @@ pub struct ResourceCheck<'a> {
     pub cluster: &'a Cluster,
     /// The programs whose processes are examined: `ternd|tern-shim`.
     pub programs: &'a str,
-    /// For a resource by its last word, such as `kib`: the growth that is not a leak.
+    /// The growth that is not a leak, by the last word of the resource's name, such as `kib`.
     pub slack: fn(&str) -> u64,
 }
 

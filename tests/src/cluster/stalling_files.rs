@@ -18,7 +18,8 @@ const STALL: &str = "/tmp/stall";
 const WAITED: &str = "/tmp/stall.waited";
 
 /// The server. A thread that is interrupted while its request waits is in an uninterruptible sleep,
-/// since the server has read the request. Nothing but open files and the file's name is cached.
+/// since the server has read the request. The kernel caches only the file's name, and the file's
+/// content until the next open.
 const SERVER: &str = "
 import ctypes, os, struct, sys, threading, time
 at, stall, waited = sys.argv[1:4]

@@ -135,9 +135,9 @@ impl<'a> DiskComparison<'a> {
         Ok(())
     }
 
-    /// As `run_both`, while a cable is cut. If it is cut for a `duration` only, the operation must
-    /// succeed. Otherwise it may fail with EIO; the cables are then healed, and it must have been
-    /// done completely or not at all.
+    /// As `run_both`, while a cable is cut. If the cable is cut for a `duration` only, the
+    /// operation must succeed. Otherwise the operation may fail with EIO; the cables are then
+    /// healed, and the operation must have been done completely or not at all.
     ///
     /// # Errors
     /// As `run_both`.

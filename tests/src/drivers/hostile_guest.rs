@@ -83,7 +83,8 @@ impl<'a> Hostile<'a> {
         }
     }
 
-    /// Lets it attack. True when it has finished its attack, false if it was killed for it.
+    /// Lets the program attack. Returns true if the program has finished its attack, false if it
+    /// was killed.
     ///
     /// # Errors
     /// If neither happens within 25 s.
@@ -128,7 +129,7 @@ impl Drop for Hostile<'_> {
 /// Checks the sandbox of every guest on a node; `count` is how many guests there must be at least.
 ///
 /// # Errors
-/// If a guest has more than it may, or there are too few.
+/// If a guest has more than its sandbox allows, or there are too few guests.
 pub fn inspect(cluster: &Cluster, node: u16, count: usize) -> Result<()> {
     let all = cluster.lab().node(node).processes()?;
     let title = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -33,10 +33,10 @@ impl Siblings {
         Ok(Self { running: Running::start(&mut command, false)? })
     }
 
-    /// Has it end, within this time.
+    /// Makes the program end, within this time.
     ///
     /// # Errors
-    /// If it does not, or if a call of the relative took too long.
+    /// If the program does not end, or if a call of the relative took too long.
     pub fn finish(mut self, cluster: &Cluster, within: Duration) -> Result<()> {
         cluster.touch(UNTIL)?;
         let outcome = self.running.finish(within)?;

@@ -116,7 +116,8 @@ pub fn move_while_running(cluster: &Cluster, program: &str, scratch: &str) -> Re
     let (end, moves) = std::thread::scope(|scope| {
         let mover = scope.spawn(|| {
             move_randomly(cluster, pid, 3, &stop, |done| {
-                // Without the file the program runs for too long.
+                // If this file cannot be created, the program runs for too long, and the test
+                // fails.
                 if done == MIN_MOVES {
                     let _fails_then = cluster.touch("/tmp/enough");
                 }

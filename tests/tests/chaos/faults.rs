@@ -157,7 +157,7 @@ fn stall_files(chaos: &Chaos, time: Duration, chance: u64) -> Result<()> {
     Ok(())
 }
 
-/// Notes that the programs of which a process is on this node may be lost; on node 1, all of them.
+/// Records that each program that has a process on this node may be lost; for node 1, all programs.
 fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
     let there = if node == 1 { lock(&chaos.running).clone() } else { programs_on(chaos, node)? };
     lock(&chaos.endangered).extend(&there);
@@ -165,7 +165,7 @@ fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
     Ok(())
 }
 
-/// The programs of which a process is on this node, and those that are being moved.
+/// The programs that have a process on this node, and those that are being moved.
 pub(crate) fn programs_on(chaos: &Chaos, node: u16) -> Result<BTreeSet<i32>> {
     let running = lock(&chaos.running).clone();
     let rows = chaos.cluster.processes(1)?;

@@ -41,13 +41,13 @@ struct Chaos {
     end: Instant,
     /// Pids of the programs that run, in the numbering of node 1.
     running: Mutex<BTreeSet<i32>>,
-    /// Those of them that may be lost: a shim that they may have needed was killed.
+    /// The running programs that may be lost: a shim that they may have needed was killed.
     endangered: Mutex<BTreeSet<i32>>,
     /// All programs that were ever in `endangered`.
     ever_endangered: Mutex<BTreeSet<i32>>,
     /// Grows by one before ternd of node 1 is killed, and by one when another has started.
     restarts: AtomicU64,
-    /// Those of them that are being moved.
+    /// The running programs that are being moved.
     moving: Mutex<BTreeSet<i32>>,
     scarcity: Mutex<Scarcity>,
     /// How often each thing has happened.
@@ -94,7 +94,7 @@ fn programs_survive_faults_of_all_kinds() {
     let programs = number("TERN_CHAOS_PROGRAMS", 40);
     eprintln!("{programs} programs for {seconds} s; repeat with TERN_SEED={seed}");
     let cluster = Cluster::without_quotas("chaos", NODES).unwrap();
-    cluster.will_stop_loops();
+    cluster.expect_blocked_loops();
     let chaos = Chaos {
         files: StallingFiles::mount(&cluster, 1, Waiting::All).unwrap(),
         cluster,

@@ -15,8 +15,8 @@ use tern_tests::runs::running::{ANNOUNCE, Running};
 /// How long a program may take to end: a cut, a stopped shim, and a busy machine.
 const END_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Programs that check that a wait takes no longer than some seconds, which a stopped shim or a cut
-/// may delay for longer.
+/// Programs that check that a wait ends within some seconds. A stopped shim or a cut may delay the
+/// end of that wait for longer.
 const TIMED: [&str; 6] = ["alarms", "epolls", "polling", "sigmask", "sleep", "waiting"];
 
 /// Programs with a known defect: a transfer whose move is cancelled may return a short count
@@ -30,7 +30,8 @@ const NO_MEMORY: &str = "(errno 12:";
 const MIN_LIFE: u64 = 3;
 const MAX_LIFE: u64 = 30;
 
-/// The program that uses the file system that can stall, and one of how many runners runs only it.
+/// The program that uses the file system that can stall. One of every `STALLING_EACH` runners runs
+/// only this program.
 const STALLING: &str = "stalling";
 const STALLING_EACH: u64 = 8;
 
@@ -87,7 +88,7 @@ fn run_one(
 ) -> Result<()> {
     // Not each program exists in each flavour.
     let Some(program) = executable(entry, flavour)? else { return Ok(()) };
-    // A program that needs a longer time without Tern's help is of no use here.
+    // Fails if the program does not end in time even without Tern.
     let expected = native(entry, flavour, Journey::PingPong)?;
     let mut command = chaos.cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh"]).arg(program).args(entry.args);
@@ -107,7 +108,7 @@ fn run_one(
     let was_limited = lock(&chaos.scarcity).remove(pid);
     let end = end.with_context(|| {
         let state = chaos.cluster.diagnostics(pid);
-        // It must not keep the run from ending.
+        // A program that hangs must not keep the run from ending.
         let _gone = chaos.cluster.run(1, &["kill", "-KILL", &pid.to_string()]);
         format!("pid {pid}\n{state}")
     })?;
@@ -127,7 +128,7 @@ fn judge(
         chaos.count("programs ended as without Tern");
         return Ok(());
     };
-    // If a process of its family was lost, it reports that in its own way.
+    // A program that has lost a process of its family reports that in its own way.
     let lost = if end.status == LOST_STATUS { "lost" } else { "lost a relative" };
     if was_endangered {
         chaos.count(&format!("programs {lost} when a shim was killed"));

@@ -48,7 +48,8 @@ impl Scarcity {
         self.programs.remove(&pid)
     }
 
-    /// Whether a process was killed because of a limit, for which no other program has accounted.
+    /// Whether a process was killed because of a limit, and no other lost program has accounted for
+    /// that process. From now on, the caller's program accounts for it.
     pub(crate) fn claim(&mut self, chaos: &Chaos) -> Result<bool> {
         self.update(chaos)?;
         let is_killed = self.unclaimed > 0;
@@ -57,7 +58,7 @@ impl Scarcity {
     }
 }
 
-/// Lets a shim create no task beyond its present number for this time.
+/// For this time, prevents a shim from having more tasks than now.
 pub(crate) fn limit_pids(chaos: &Chaos, shim: &[i32], time: Duration) -> Result<()> {
     let Some(limit) = PidsLimit::set(&chaos.cluster, shim, None)? else { return Ok(()) };
     chaos.sleep(time);

@@ -1,5 +1,5 @@
-//! A guest that runs on the node of a file opens the file locally, and its calls on it are made
-//! there.
+//! A guest that runs on the node of a file opens the file locally, and the guest's calls on the
+//! file are made on that node.
 
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
@@ -117,7 +117,8 @@ fn stopped_file_server_delays_no_other_program() -> Result<()> {
     siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
-/// Home asks the file server when a program maps a file of it. Only that program waits.
+/// When a program maps a file of another node, home queries that node's file server. Only that
+/// program waits.
 #[test]
 fn stopped_file_server_delays_no_relative_of_one_that_maps() -> Result<()> {
     let cluster = cluster("stopped-maps", 2, true)?;
@@ -261,7 +262,8 @@ fn guest_blocked_on_a_lock_can_be_moved(fast_path: bool) -> Result<()> {
     Ok(())
 }
 
-/// On the node of its files the program has them open locally; elsewhere they are delegated.
+/// On the node of its files, the program has the files open locally; on other nodes, they are
+/// delegated.
 fn delegated_file_io_survives_moves(fast_path: bool) -> Result<()> {
     move_while_running("delegation", "nearmoves", fast_path)
 }

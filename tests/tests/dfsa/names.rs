@@ -11,7 +11,8 @@ use tern_tests::cluster::fault_injection::{self, wait_until};
 use tern_tests::drivers::file_guest::FileGuest;
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of rounds of 50 lookups, for a machine so busy that the scanner at home gets no CPU time.
+/// Maximum number of rounds of 50 lookups. It is high, because on a busy machine the scanner at
+/// home may get no CPU time for a long while.
 const MAX_ROUNDS: u32 = 500;
 
 /// A directory of node 1 with this many files of three bytes; returns its path on this machine.
@@ -29,15 +30,15 @@ fn directory(cluster: &Cluster, files: u32) -> Result<PathBuf> {
     Ok(at)
 }
 
-/// Calls that the deputy has made for it.
+/// Number of calls that the deputy has made for the guest.
 fn calls(guest: &FileGuest<'_>, cluster: &Cluster) -> Result<u64> {
     let rows = cluster.processes(1)?;
     let row = rows.iter().find(|row| row.pid.0 == guest.running.pid).context("it is not there")?;
     Ok(row.usage.calls)
 }
 
-/// Looks up names until home has delegated the directory. Returns whether it has within this number
-/// of turns.
+/// Looks up names until home has delegated the directory, for at most this number of turns. Returns
+/// whether home has delegated it.
 fn await_cached(guest: &mut FileGuest<'_>, cluster: &Cluster, at: &str, turns: u32) -> Result<bool> {
     for _ in 0..turns {
         let before = calls(guest, cluster)?;

@@ -86,14 +86,14 @@ fn open_at_home_brings_memory_sharers_home() -> Result<()> {
         sharer.count_away()?;
         sharer.check(sharer.cluster.run(1, &["/usr/bin/python3", "-c", OPENER]), round)?;
         let (at, why) = sharer.cluster.location(sharer.running.pid).unwrap().unwrap();
-        assert!(at == 1 && why.contains("opens what it shares"), "it is on {at}: {why}");
+        assert!(at == 1 && why.contains("is opening its shared memory"), "it is on {at}: {why}");
     }
     sharer.finish("2")
 }
 
-/// Home cannot bring the sharing process home at once, since its node is not reachable. An open by a
-/// process that is not traced waits for as long as that lasts, and so does one by a process that
-/// another shim traces, since its program runs away.
+/// Home cannot bring the sharing process home at once, because that process's node is unreachable.
+/// An open of the file waits until the node is reachable again. The test opens it by a process that
+/// is not traced, and by a process that another shim traces, because its program runs away.
 #[test]
 fn open_at_home_waits_for_memory_sharers_behind_a_cut_link() -> Result<()> {
     let sharer = Sharer::start("opencut", 3)?;

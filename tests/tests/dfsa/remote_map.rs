@@ -9,7 +9,7 @@ use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::drivers::siblings::Siblings;
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// The command line of the process that shows files of home.
+/// The command line of the process that provides files of home on the guest's node.
 const TREE: &str = "tern-mfs .*homes";
 /// The middle of the file.
 const MIDDLE: u64 = 32 << 20;
@@ -166,8 +166,8 @@ fn file_that_the_guest_may_not_open_is_sent() -> Result<()> {
     guest.finish()
 }
 
-/// The process on the guest's node that shows files of home does not answer. Only the program that
-/// maps a file waits for it.
+/// The process that provides files of home on the guest's node does not answer. Only the program
+/// that maps a file waits for that process.
 #[test]
 fn stopped_tree_delays_no_relative_of_one_that_maps() -> Result<()> {
     let cluster = cluster("farstopped", 2)?;

@@ -120,8 +120,8 @@ fn local_change_is_visible_before_the_lease_expires() {
             waited += begun.elapsed();
         }
     }
-    // Without recalls, two of each three changes would take half a term or longer: until the cached
-    // data expires.
+    // Without recalls, a change would be visible only when the cached data expires: two of three
+    // changes would take half a term or longer.
     assert!(waited < LEASE_TERM * LOCAL_CHANGES / 4, "it took {waited:?}");
     cluster.run(2, &["grep", "a local program has changed a leased file", "/run/tern/mfs.log"]).unwrap();
 }

@@ -1,4 +1,5 @@
-//! Exclusive creation: O_CREAT|O_EXCL without a lookup first gives the same result as with one.
+//! Exclusive creation: O_CREAT|O_EXCL without a preceding lookup gives the same result as after a
+//! lookup.
 
 use anyhow::Result;
 use tern_tests::cluster::Cluster;

@@ -39,7 +39,8 @@ fn mounted(prefix: &str, nodes: &[u16]) -> Result<Cluster> {
         cluster.mount(*node, "timeout=3")?;
     }
     if nodes.contains(&2) {
-        // A tmpfs: its kernel does these operations itself, which it does not on the lab's overlay.
+        // On a tmpfs, the node's kernel does these operations itself (FUSE passthrough); on the
+        // lab's overlay, it does not.
         cluster.run(2, &["mount", "-t", "tmpfs", "own", "/tmp"])?;
     }
     Ok(cluster)
@@ -68,7 +69,7 @@ fn file_operation(random: &mut Random, name: &str) -> String {
     }
 }
 
-/// The same, or closing and opening the file.
+/// As `file_operation`, or a close and an open of the file.
 fn file_or_open_operation(random: &mut Random, name: &str, modes: &[&str]) -> [Option<String>; 2] {
     let operation = file_operation(random, name);
     if operation.is_empty() {
@@ -193,8 +194,8 @@ fn random_calls_on_a_tree_from_two_nodes_match_the_disk() {
             let operation = tree_operation(random);
             if operation.starts_with("rename") {
                 // As mv does. Without these lookups, renaming a directory that another node has
-                // moved may fail with ESTALE: the kernel still has its old dentry and cannot move
-                // that one during the rename.
+                // moved may fail with ESTALE: the kernel still has the directory's old dentry, and
+                // cannot move that dentry during the rename.
                 for path in operation.split(' ').skip(1).take(2) {
                     comparison.run_both(client, &format!("stat {path}"))?;
                 }

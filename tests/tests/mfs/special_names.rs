@@ -116,14 +116,14 @@ fn lastexec_is_the_node_of_the_last_exec() {
     assert_eq!((worker.request(here), worker.request(last)), ("1".into(), "1".into()));
     cluster.migrate(worker.pid, "2").unwrap();
     assert_eq!((worker.request(here), worker.request(last)), ("2".into(), "1".into()));
-    // A child that executes a program there gets that node, and so does a program that it executes
-    // in turn.
+    // A child that executes a program on node 2 has node 2 as `lastexec`, and so has a program that
+    // this program executes in turn.
     assert_eq!(worker.request("subprocess.getoutput('readlink /mfs/lastexec')"), "2");
     let script = "exec /usr/bin/python3 -c \\\"import os; print(os.readlink(\\'/mfs/lastexec\\'))\\\"";
     assert_eq!(worker.request(&format!("subprocess.getoutput('{script}')")), "2");
     assert_eq!(worker.request(last), "1", "an exec of a child does not affect its parent");
-    // A program executed there that has come home keeps that node; a program that it executes at
-    // home gets home.
+    // A program that was executed on node 2 and has come home keeps node 2 as `lastexec`. A program
+    // that it executes at home has node 1.
     let moved = "import os, subprocess, sys; print(os.getpid(), flush=True); sys.stdin.readline(); \
                  print(os.readlink('/mfs/here'), os.readlink('/mfs/lastexec'), \
                  subprocess.getoutput('readlink /mfs/lastexec'))";

@@ -77,7 +77,8 @@ fn permissions_match_the_disk() {
     same_as_on_the_disk(&cluster, "rights.py", "");
 }
 
-/// A process in more groups than fit into one request writes as much as the kernel sends in one.
+/// A process that is in more groups than fit into one request writes as many bytes as the kernel
+/// sends in one request.
 const IN_MANY_GROUPS: &str = "
 import os
 os.setgroups(range(1000, 4000))
@@ -142,7 +143,8 @@ fn turns(
 fn writes_on_any_node_are_read_on_every_node() {
     let cluster = mounted("mfscoherent", 3, &[1, 3]).unwrap();
     // The writer on node 2 is a local program that does not use /mfs; the writer on node 3 uses
-    // /mfs. A descriptor that is already open must see at once only what is written through /mfs.
+    // /mfs. Through a descriptor that is already open, only writes through /mfs must be visible at
+    // once.
     for (node, place, how) in [(2, "/tmp", "anew"), (3, "/mfs/2/tmp", "anew"), (3, "/mfs/2/tmp", "held")] {
         sh(&cluster, 2, "printf x000000 | tee /tmp/value-a > /tmp/value-b");
         let one = turns(&cluster, node, place, "a", "b", "first", how).unwrap();
@@ -261,7 +263,7 @@ fn lost_node_gives_eio_and_comes_back() {
     assert_eq!(String::from_utf8_lossy(&end.stdout), "one\n");
     assert!(String::from_utf8_lossy(&end.stderr).contains("Stale file handle"), "{end:?}");
 
-    // It can be unmounted at any time.
+    // /mfs can be unmounted at any time.
     cluster.lab().cut(Cable::Node(2)).unwrap();
     assert_eq!(
         sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount' >/dev/null; do sleep 0.02; done"),
@@ -322,8 +324,8 @@ fn exit_while_a_node_is_lost_releases_locks_and_files_there() {
     );
 }
 
-/// Writes to a file and creates one in a directory, and calls fsync on both for each line; prints
-/// the results.
+/// Twice: creates a directory and writes to a file; after a line of input, calls fsync on several
+/// descriptors, and locks a file. Prints the results.
 const SAVER: &str = "
 import errno, fcntl, os
 def tried(call, *words):
@@ -365,11 +367,13 @@ fn fsync_reports_lost_writes() {
     // Data that a killed server has written is in its kernel, and the next server syncs it. No lock
     // was held, so the program can take one.
     assert_eq!(line(), "written");
-    // Without a server nothing keeps the kernel's inodes, which must have the same numbers again.
+    // Without a server nothing pins the kernel's inodes, so that they are dropped. Inodes that are
+    // read again must have the same numbers.
     sh(&cluster, 2, &format!("{kill}; echo 2 > /proc/sys/vm/drop_caches"));
     writeln!(on).unwrap();
     assert_eq!(line(), "done done done done done 0 done");
-    // Another boot id: a machine that was reset. Another process may have held the lock since.
+    // Another boot id stands for a machine that was reset. Another process may have held the lock
+    // since then.
     assert_eq!(line(), "written");
     let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
     assert_eq!(sh(&cluster, 2, reset), "");

@@ -1,5 +1,5 @@
-//! Processes that do one thing all the time are migrated all the time, so that the operation and
-//! the migration meet at every stage of each other.
+//! Processes that do one thing all the time are migrated all the time, so that each stage of the
+//! operation coincides with each stage of a migration.
 
 use anyhow::{Context, Result, ensure};
 use std::thread;
@@ -48,8 +48,8 @@ fn exec_survives_moves_between_nodes() -> Result<()> {
     move_all_flavours_around("executing", "threadexec", &["2", "3"].repeat(75))
 }
 
-/// At home, too, a thread may execute a program while all threads are being attached: the thread
-/// that had the process's pid is gone, and the executing thread has it now.
+/// At home, too, a thread may execute a program while all threads are being attached. The thread
+/// that had the process's pid is then gone, and the executing thread has this pid.
 #[test]
 fn exec_survives_moves_home_and_away() -> Result<()> {
     move_all_flavours_around("executinghome", "threadexec", &["2", "home"].repeat(40))
@@ -62,9 +62,9 @@ fn file_mapping_survives_moves_home_and_away() -> Result<()> {
     move_all_flavours_around("mapping", "mapping", &["2", "home"].repeat(75))
 }
 
-/// A signal raised by the process's own call is pending when it is stopped at home: the handler
-/// must run before that call returns. And a change of the signal mask that home has made is not
-/// undone by the mask with which the process arrives on its next node.
+/// A signal raised by the process's own call is pending when the process is stopped at home: the
+/// handler must run before that call returns. Also, if home has changed the signal mask, the mask
+/// with which the process arrives on its next node does not undo this change.
 #[test]
 fn own_signals_survive_moves() -> Result<()> {
     let places = [["2", "home"].repeat(75), ["2", "3"].repeat(12)].concat();
@@ -79,8 +79,9 @@ fn move_continues_from_home_when_a_call_needs_home() -> Result<()> {
     move_all_flavours_around("fetched", "written", &["2", "3"])
 }
 
-/// Sending the program's memory takes longer than the time between two of its forks, each of which
-/// cancels a departure once. It runs until its input ends.
+/// Sending the program's memory takes longer than the time between two of its forks, and a fork
+/// cancels a departure; the repeated departure holds further forks. The program runs until its
+/// input ends.
 const FORKS_ALL_THE_TIME: &str = "
 import os, select, sys
 memory = bytearray(64 << 20)
@@ -118,8 +119,8 @@ fn signal_order_between_threads_survives_moves() -> Result<()> {
 }
 
 /// A process that comes home in a call with a time limit can leave again at once, and the call
-/// lasts as long as it should. One process has only one thread, which waits; the other has a thread
-/// in each kind of call.
+/// lasts as long as it should. The test has two processes: one with a single thread, which waits,
+/// and one with a thread in each kind of call.
 #[test]
 fn process_that_waits_leaves_home_again() -> Result<()> {
     let cluster = &Cluster::with_nodes("waiting", 3)?;
@@ -145,8 +146,8 @@ fn process_that_waits_leaves_home_again() -> Result<()> {
     })
 }
 
-/// Its second thread waits in a call with a time limit until its input ends, and its child shares
-/// memory with it.
+/// A program that shares memory with its child. Its second thread waits in a call with a time limit,
+/// until the program's input ends.
 const SHARES_AND_WAITS: &str = "
 import mmap, os, select, sys, threading, time
 shared = mmap.mmap(-1, 4096)

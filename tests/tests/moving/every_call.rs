@@ -2,9 +2,9 @@
 //! call is made and once after it was made but before its result is delivered. The output must be
 //! that of a run without migration.
 //!
-//! Each call and each of the two moments takes one run of the program. A home shim stops at the
-//! call by itself, as nothing else could hit every one: `TERN_FREEZE_FILE`
-//! (crates/migrate/src/fault.rs).
+//! Each call and each of the two moments takes one run of the program. A freeze that a test
+//! requests could not hit every call. Therefore the home shim itself fetches the process home at
+//! the call that `TERN_FREEZE_FILE` names (crates/migrate/src/fault.rs).
 
 use anyhow::{Context, Result};
 use std::fs;

@@ -47,7 +47,7 @@ pub(crate) const POINTS_BEFORE_HAND_OVER: [(u16, &str); 5] = [
     (2, "guest:freeze"),
     (1, "home:hand-over"),
 ];
-/// The points after it.
+/// The points after the hand-over.
 pub(crate) const POINTS_AFTER_HAND_OVER: [(u16, &str); 3] =
     [(2, "guest:hand-over"), (1, "home:resume"), (2, "guest:resume")];
 

@@ -42,8 +42,8 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
-/// Home checks with each call of a program whether the files that it reads have changed. If one is
-/// on a node that does not answer, no other program waits for that.
+/// At each call of a program, home checks whether the files that the program reads have changed. If
+/// such a file is on a node that does not answer, no other program waits for the answer.
 #[test]
 fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     let cluster = Cluster::without_quotas("cut-file", 3)?;
@@ -54,14 +54,14 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     let delegated = || cluster.run(1, &["sh", "-c", is_checked]).is_ok();
     wait_until("home checks the file", Duration::from_secs(20), delegated)?;
     cluster.lab().cut(Cable::Node(3))?;
-    // Longer than the attributes that home has cached are valid.
+    // Longer than home's cached attributes are valid.
     std::thread::sleep(Duration::from_secs(8));
     cluster.lab().heal(Cable::Node(3))?;
     siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
-/// Home reads a mapped file twice: to identify it, and to send it. Only the program that maps it waits
-/// for the second time too.
+/// Home reads a mapped file twice: to identify it, and to send it. For the second read, too, only
+/// the program that maps the file waits.
 #[test]
 fn stalled_content_of_a_mapped_file_delays_no_other_program() -> Result<()> {
     let cluster = Cluster::without_quotas("stalled-content", 2)?;
@@ -79,8 +79,8 @@ fn stalled_content_of_a_mapped_file_delays_no_other_program() -> Result<()> {
     siblings.finish(&cluster, RUN_TIMEOUT)
 }
 
-/// A file system that does not answer within 10 s while home reads the content fails the mapping: the
-/// program does not wait for ever, as it would for a file that has gone.
+/// If a file system does not answer within 10 s while home reads the content of a mapped file, the
+/// mapping fails, and the program does not wait for ever.
 #[test]
 fn content_that_cannot_be_read_fails_the_mapping() -> Result<()> {
     let cluster = Cluster::without_quotas("no-content", 2)?;
@@ -96,7 +96,7 @@ fn content_that_cannot_be_read_fails_the_mapping() -> Result<()> {
 struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// Where version 2 of control groups is mounted, perhaps beside version 1.
+    /// Creates it in the hierarchy of version 2, which may be mounted beside those of version 1.
     fn new() -> Result<Self> {
         let found = Command::new("findmnt").args(["-n", "-o", "TARGET", "-t", "cgroup2"]).output()?;
         let found = String::from_utf8_lossy(&found.stdout).into_owned();
@@ -113,8 +113,8 @@ impl Drop for ControlGroup {
     }
 }
 
-/// The stop of a frozen deputy for a signal does not come. Only the program that sent the signal
-/// waits for it.
+/// A deputy in a frozen control group does not stop for a signal. Only the program that sent the
+/// signal waits for this stop.
 #[test]
 fn frozen_deputy_delays_no_other_program() -> Result<()> {
     let group = ControlGroup::new()?;
@@ -219,7 +219,7 @@ fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
     let pid = running.pid;
     let is_away = || matches!(cluster.location(pid), Ok(Some((2, _))));
     wait_until("it is away", RUN_TIMEOUT, is_away)?;
-    // Fewer than the shims have: no thread can be added, even when some have ended.
+    // Fewer tasks than the shims have: no thread can be added, even when some have ended.
     let limit = PidsLimit::set(&cluster, &shims(&cluster, 1)?, Some(1))?.context("node 1 has no shim")?;
     let refused = cluster.migrate(pid, "3").err().context("it moved without a thread")?;
     ensure!(refused.message.contains("limit on processes"), "{refused:?}");

@@ -13,8 +13,8 @@ const RUN_AS_CHILD: &str = r#""$@" & echo $! >&2; wait $!"#;
 const LEGS: [&str; 3] = ["2", "3", "home"];
 const ROUNDS: u32 = 2;
 /// Number of mappings of the small process and of the large one, and how many times longer a
-/// journey of the large one may take: twice its share. A cost that is quadratic in the number makes
-/// it up to 64 times as long.
+/// journey of the large one may take: twice the ratio of these numbers. A cost that is quadratic in
+/// the number makes it up to 64 times as long.
 const FEW: u32 = 4_000;
 const MANY: u32 = 32_000;
 const MAX_RATIO: f64 = 2.0 * (MANY / FEW) as f64;

@@ -9,9 +9,9 @@ use tern_tests::runs::running::Running;
 
 /// Starts the given command as a child, prints its pid, and waits for it.
 const RUN_AS_CHILD: &str = r#""$@" & echo $! >&2; wait $!"#;
-/// Threads of the small process and of the large one, and how many times longer the large one may
-/// be frozen: twice its share. A cost that is quadratic in the number of threads makes it a hundred
-/// times as long.
+/// Number of threads of the small process and of the large one, and how many times longer the large
+/// one may be frozen: twice the ratio of these numbers. A cost that is quadratic in the number of
+/// threads makes it a hundred times as long.
 const FEW: u32 = 200;
 const MANY: u32 = 2000;
 const MAX_RATIO: f64 = 2.0 * (MANY / FEW) as f64;

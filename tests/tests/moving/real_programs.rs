@@ -19,8 +19,8 @@ use tern_tests::runs::verdict::Verdict;
 
 /// Number of moves for each program.
 const MIN_MOVES: u32 = 10;
-/// A program is run again until it has been moved that often, and has used enough of its CPU time
-/// away; at most this many times. Which of its processes are moved is left to chance.
+/// A program is run again until it has been moved `MIN_MOVES` times, and has used enough of its CPU
+/// time away; at most this many times. Which of its processes are moved is left to chance.
 const MAX_ROUNDS: u32 = 8;
 /// Minimum fraction of the CPU time that must be used away.
 const MIN_AWAY_SHARE: f64 = 0.3;

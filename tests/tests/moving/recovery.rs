@@ -73,7 +73,7 @@ fn processes_elsewhere_survive_node_death() {
         );
     }
     await_places(&cluster, &rest, "a job is sent to the dead node", |places| !places.contains_key(&3));
-    // After its return it gets work again.
+    // After its return the node gets work again.
     cluster.lab().restart(3).unwrap();
     for node in [1, 2] {
         await_considered_up(&cluster, node, 3, true).unwrap();
@@ -88,7 +88,7 @@ fn processes_elsewhere_survive_node_death() {
 #[test]
 fn paused_daemon_loses_nothing() {
     let cluster = connected_cluster("paused", 3).unwrap();
-    cluster.will_stop_loops();
+    cluster.expect_blocked_loops();
     set_timeouts(&cluster, 2, 300).unwrap();
     let mut jobs = spread(&cluster).unwrap();
     let daemon = pids(&cluster, 2, "ternd").unwrap()[0].to_string();
@@ -145,7 +145,8 @@ fn partitioned_nodes_lose_no_guests() {
     }
 }
 
-/// A program whose node home cannot reach is not moved on, and can be moved when the link is back.
+/// While home cannot reach a program's node, the program is not moved. When the link is back, it
+/// can be moved.
 #[test]
 fn suspended_program_is_refused_at_once_and_moves_later() -> Result<()> {
     let cluster = Cluster::with_nodes("suspended", 3)?;
@@ -174,7 +175,7 @@ fn stopped_shim_is_not_dead() -> Result<()> {
     const SUSPEND_AFTER: u32 = 1;
     const GIVE_UP_AFTER: u32 = 3;
     let cluster = Cluster::without_quotas("stopped-shim", 2)?;
-    cluster.will_stop_loops();
+    cluster.expect_blocked_loops();
     set_timeouts(&cluster, SUSPEND_AFTER, GIVE_UP_AFTER)?;
     let mut process = TestProcess::start(&cluster, "file")?;
     process.migrate("2")?;

@@ -323,7 +323,7 @@ fn refusals_have_reasons_and_do_no_harm() {
     verdict.conclude();
 }
 
-/// Without the daemon a tool reports that, and what to do.
+/// If the daemon does not run, a tool reports this and suggests what to do.
 fn no_daemon(cluster: &Cluster) -> Checked {
     let pids = cluster.run(2, &["pgrep", "-x", "ternd"]).map_err(|e| format!("{e:#}"))?;
     for pid in String::from_utf8_lossy(&pids).split_whitespace() {

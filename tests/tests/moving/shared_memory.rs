@@ -1,5 +1,5 @@
-//! Shared memory and files that a program away has unmapped take no memory, descriptors or mappings
-//! on any node.
+//! After a program that is away has unmapped shared memory or a file, neither takes memory,
+//! descriptors or mappings on any node.
 
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tern_tests::runs::running::{ANNOUNCE, Running};
 /// How often the program maps and unmaps a mebibyte.
 const TIMES: &str = "200";
 
-/// Number of lines with this pattern in what a command on a node prints.
+/// Number of lines with this pattern in the output of a command on a node.
 fn lines(cluster: &Cluster, node: u16, command: &str, pattern: &str) -> Result<usize> {
     let count = cluster.run(node, &["sh", "-c", &format!("{command} | grep -c '{pattern}'; true")])?;
     Ok(String::from_utf8_lossy(&count).trim().parse()?)

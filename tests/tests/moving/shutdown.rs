@@ -1,5 +1,5 @@
-//! Shutdown of ternd: with its node when it leaves the cluster, and alone when it is to be
-//! restarted.
+//! Shutdown of ternd: together with its node, which leaves the cluster; and of ternd alone, for a
+//! restart.
 
 use anyhow::Result;
 use std::collections::BTreeMap;

@@ -101,8 +101,9 @@ fn process_in_an_fsync_at_home_is_refused() -> Result<()> {
     this.finish()
 }
 
-/// Serves a file system in a child that shares memory with it, and looks up a name there. Before the
-/// child answers, it makes an ioctl that only home can make. Both use the memory before and after.
+/// A program whose child serves a file system and shares memory with it. The program looks up a
+/// name in that file system. Before the child answers, the child makes an ioctl that only home can
+/// make. Both use the shared memory before and after the ioctl.
 const SHARING_SERVER: &str = "
 import ctypes, fcntl, mmap, os, struct, time
 shared, at = mmap.mmap(-1, 4096), '/tmp/shared-server'
@@ -145,8 +146,8 @@ ctypes.CDLL(None).umount2(at.encode(), 2)
 print('PASS' if seen == 42 and not found else f'FAIL: {seen} {found}')
 ";
 
-/// One process must come home for a call, while another one, with which it shares memory, waits for
-/// its answer in a call that cannot be interrupted.
+/// One process must come home for a call. Meanwhile another process, with which it shares memory,
+/// waits for the first one's answer in a call that cannot be interrupted.
 #[test]
 fn server_that_must_come_home_leaves_its_client_behind() -> Result<()> {
     let cluster = Cluster::with_nodes("server-home", 2)?;

@@ -1,5 +1,5 @@
 //! Build tools with mexec before their commands, as docs/guide/builds.md describes, compared with
-//! the same builds without.
+//! the same builds without mexec.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -9,9 +9,9 @@ use tern_tests::cluster::Cluster;
 use tern_tests::runs::outcome::result_of;
 
 /// A project with a file that does not compile, and a compiler that takes a while for each file.
-/// Before the build, mexec has seen it as a short command, as after many version queries. `$CC` is
-/// that compiler, with or without mexec before it. (Incremental compilation is off since rustc
-/// would name its objects differently each time.)
+/// Before the build, mexec has recorded this compiler as a short command, as after many version
+/// queries. `$CC` is the compiler, with or without mexec before it. (Incremental compilation is off
+/// since rustc would name its objects differently each time.)
 const PROJECT: &str = r#"
 unset MAKELEVEL MAKEFLAGS MFLAGS CARGO_MAKEFLAGS RUSTC_WRAPPER CARGO_TARGET_DIR
 export CARGO_INCREMENTAL=0
@@ -178,7 +178,8 @@ fn every_build_tool_has_the_same_results_with_mexec() {
         let seen =
             format!("{}: {away} of {all} commands ran elsewhere, and {most} at once at home", tool.name);
         eprintln!("{seen}, {:?}", begun.elapsed());
-        // Home takes one more than it has CPUs, and as many that it expects to be short.
+        // Home runs one command more than it has CPUs, and as many again that it expects to be
+        // short.
         assert!(all >= 8 && away > 0 && most <= 4, "{seen}");
     }
 }

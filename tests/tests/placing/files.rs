@@ -34,7 +34,8 @@ fn home(cluster: &Cluster, line: &str) -> String {
 }
 
 fn changes_before_each_command(cluster: &Cluster, rounds: usize) {
-    // Each command looks for a name that appears in the next round, and so has cached its absence.
+    // Each command looks for a name that appears in the next round, so that the absence of this
+    // name is cached.
     let there = "cat f g l; test -e new$0 && echo new; test -e new$1 || echo none; cat dir/x; ls | wc -l";
     let line = format!(
         "n=0; while [ $n -lt {rounds} ]; do \
@@ -115,7 +116,8 @@ impl Drop for LineScript {
 fn command_sees_changes_before_a_message() {
     let cluster = cluster("placedtold", 2);
     home(&cluster, "echo 0 > f; ln -s none l");
-    // The second look comes later than the change: a file that has just changed is not cached.
+    // The second look comes some time after the change, because a file that has just changed is not
+    // cached.
     let look = "echo $(cat f) $(test -e x$n && echo there) $(test -e x$((n + 1)) || echo none) $(readlink l)";
     let script = format!("cd d; while read n; do {look}; sleep 0.06; {look} > /dev/null; echo ready; done");
     let mut command = LineScript::new(&cluster, &script);
@@ -170,7 +172,7 @@ fn directory_attributes_are_current_after_a_message() {
     let cluster = cluster("placedlike", 2);
     home(&cluster, "mkdir sub; echo x > f");
     for (rounds, rest) in DIRECTORY_ROUNDS {
-        // It has entered the directory before, so no name is looked up on the way.
+        // The command is already in the directory, so no name is looked up on the way.
         let look = "stat -c '%z %a' .";
         let script = format!(
             "cd d/sub; while read n; do {look}; {look} > /dev/null; sleep {rest}; {look} > /dev/null; echo ready; done"

@@ -199,7 +199,7 @@ fn lost_node_is_reported_or_command_is_repeated() {
     cluster.lab().heal(Cable::Node(2)).unwrap();
     // If it is not up yet when node 3 is lost, no node is left to repeat the command on.
     wait_until("node 2 is up again", || cluster.run(1, &["mosctl", "isup", "2"]).is_ok());
-    // It records each node where it starts; the second run ends.
+    // The command records each node where it starts; its second run ends.
     let line = "hostname >> /tmp/where; [ $(wc -l < /tmp/where) -gt 1 ] || sleep 1007; echo once";
     let mut again = cluster.command(1, "mexec");
     let child = again
@@ -327,7 +327,8 @@ printf 'x.o: ../f1.c\n\t@gcc -c -o $@ $< && hostname >> ../hosts\n' > sub/Makefi
 fn mpmake_has_the_same_results_as_make() {
     let cluster = Cluster::with_nodes("mpmake", 3).unwrap();
     let made = |make: &str| {
-        // The tests may run below a make, of which this must not be a recursive one.
+        // The tests may have been started by a make. The make started here must not count as a
+        // recursive make of it.
         let line = format!(
             "unset MAKELEVEL MAKEFLAGS MFLAGS; rm -rf /tmp/p && mkdir /tmp/p && cd /tmp/p && export HOME=$PWD\n{PROJECT}\n{make} -k; echo $?; cat made; sha256sum *.o lib.a sub/x.o"
         );

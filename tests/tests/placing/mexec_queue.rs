@@ -76,8 +76,8 @@ fn queue_for_a_named_node_does_not_block_others() {
 fn queued_command_survives_executor_restart() {
     let cluster = Cluster::with_nodes("mexecanew", 2).unwrap();
     let mut full = fill(&cluster);
-    // Until mexec reports that node 2 is full, the command may already have been sent there, and
-    // would be lost with the executor.
+    // The executor is killed only after mexec has reported that node 2 is full. Before that, the
+    // command may already have been sent there, and would be lost with the executor.
     let mut queued = cluster.command(1, "script");
     let queued = queued.args(["-qec", "exec mexec -n 2 true", "/dev/null"]).env("SHELL", "/bin/sh");
     let mut queued = queued.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

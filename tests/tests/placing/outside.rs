@@ -14,7 +14,7 @@ use tern_tests::runs::outcome::result_of;
 /// Checks that must hold for every command of a client, with any Python.
 fn check(gate: &Gate, python: &[String], key: &str) {
     let run = |words: &[&str]| {
-        // Pipes for all three: not every system can pass on a file without a name.
+        // All three standard streams are pipes: not every system can pass on a file without a name.
         let mut client = gate.client_of(python, key);
         let client =
             client.arg("--").args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -65,8 +65,7 @@ fn client_command_runs_as_its_user_on_any_node() {
     let gate = Gate::open("outrun", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     check(&gate, &["python3".into()], &key);
-    // Once more with home busy, so that node 2 runs them: for the client's command that must make
-    // no difference.
+    // Once more with home busy, so that node 2 runs the commands: the results must be the same.
     gate.on(1, "for i in 1 2 3; do timeout 200 sh -c 'while :; do :; done' > /dev/null 2>&1 & done");
     wait_until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
     check(&gate, &["python3".into()], &key);
@@ -263,7 +262,7 @@ fn gatekeeper_listens_only_if_configured() {
     assert_eq!(gate.0.tool(1, "outside").arg("jobs").output().unwrap().status.code(), Some(5));
     gate.listens("0.0.0.0:7102");
     assert!(listens("0.0.0.0:7102"));
-    // On another address, and on none, as ternd.toml says.
+    // The gatekeeper listens on another address, and then on none, as ternd.toml says.
     gate.listens("127.0.0.1:7104");
     wait_until("elsewhere", || listens("127.0.0.1:7104") && !listens(":7102"));
     gate.on(1, "sed -i /mexec_outside/d /etc/tern/ternd.toml");
@@ -299,8 +298,8 @@ fn client_signals_reach_its_command() {
         let status = child.wait().unwrap();
         assert!(!status.success(), "{place}");
         wait_until("its child has ended", || gate.count("^sleep 1003") == 0);
-        // It stops and continues; under a shell, since the lab's command stops with its direct
-        // child.
+        // The client stops and continues. It runs under a shell, because the lab's command stops
+        // with its direct child.
         gate.on(1, "rm -f /tmp/at");
         let below = ["sh", "-c", "\"$@\"; exit $?", "sh", "python3"];
         let child = gate.begin_of(
@@ -327,8 +326,8 @@ fn client_signals_reach_its_command() {
     }
 }
 
-/// All that are installed, and those of `TERN_PYTHONS`: command lines separated by `;`, such as
-/// `wine /opt/python/python.exe`.
+/// Tries all Pythons that are installed, and those of `TERN_PYTHONS`: command lines separated by
+/// `;`, such as `wine /opt/python/python.exe`.
 #[test]
 fn client_runs_under_every_python() {
     let gate = Gate::open("outpython", 2);

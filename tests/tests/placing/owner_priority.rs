@@ -39,7 +39,7 @@ fn await_closed(cluster: &Cluster, why: &str) -> Child {
     waits
 }
 
-/// Whether it has ended successfully, if it ends within a second; otherwise it is killed.
+/// Whether the command has succeeded; `None` if it does not end within a second, and is killed.
 fn ends_soon(mut child: Child) -> Option<bool> {
     let timeout = Duration::from_secs(1);
     let ended = wait_until("it ends", timeout, || child.try_wait().unwrap().is_some()).is_ok();

@@ -128,7 +128,7 @@ fn placed_commands_are_listed_while_they_run() {
         let rows = placed(&cluster, 1).unwrap();
         rows.iter().filter(|row| row.r#where.map(|node| node.0) == node && row.from.is_none()).count()
     };
-    // As many run as it has CPUs, and one more.
+    // The node runs one command more than it has CPUs.
     wait_until("some run and the others wait", || on(Some(2)) == 2 && on(None) == 5);
     let there = placed(&cluster, 2).unwrap();
     assert_eq!(there.len(), on(Some(2)));

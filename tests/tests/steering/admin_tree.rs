@@ -209,7 +209,8 @@ fn process_moves_itself_and_selected_is_inherited() {
     assert_eq!(here(line), "1\n2\n2\ncontent\n1\n2\n");
     assert_eq!(sh(&cluster, 2, "cat /tmp/y"), "content\n");
     assert!(here("echo 9 > /run/mosix/proc/self/selected").contains("No such device"));
-    // Also for a process whose parents have ended, after a restart of ternd, and away.
+    // `selected` is also kept for a process whose parents have ended, after a restart of ternd, and
+    // away.
     let orphan = "echo 2 > /run/mosix/proc/self/selected; setsid sh -c 'sleep 4; readlink /mfs/selected > /tmp/orphan' < /dev/null > /dev/null 2>&1 & sleep 2";
     here(orphan);
     cluster.lab().restart_daemon(1).unwrap();

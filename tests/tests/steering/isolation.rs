@@ -216,7 +216,7 @@ fn stub_replaced(cluster: &Cluster, what: &str) -> Result<()> {
     let survives = hostile.attack()?;
     inspect(cluster, 2, 1)?;
     if survives {
-        // It may be refused, but it must not hang.
+        // The move may be refused, but must not hang.
         if let Err(error) = hostile.migrate("home") {
             eprintln!("  {what}: {error:#}");
         }
@@ -242,7 +242,8 @@ fn only_the_neighbour_is_left(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Writing over the writable part of the stub's range harms no program, itself included.
+/// Writing over the writable part of the stub's range harms no program, not even the one that
+/// writes.
 fn scribbling(cluster: &Cluster) -> Result<()> {
     let mut hostile = Hostile::start(cluster, "scribble", "")?;
     hostile.migrate("2")?;
@@ -279,7 +280,7 @@ fn thirty_two_bit_call(cluster: &Cluster) -> Result<()> {
     hostile.migrate("2")?;
     let survives = hostile.attack()?;
     let end = hostile.finish()?;
-    // It was killed by the filter, by whichever signal: the call must not have been made.
+    // The filter must have killed the program, by whichever signal, so that the call was not made.
     if survives || end.status < 128 {
         bail!("the call was made: status {}, {}", end.status, text(&end.out));
     }

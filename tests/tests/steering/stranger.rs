@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use tern_wire::limits::MAX_PAYLOAD;
 use tern_wire::{Authority, Identity, Preamble, frame};
 
-/// The target: `HOST:PORT`.
+/// The environment variable with the target, `HOST:PORT`.
 pub(crate) const ADDRESS: &str = "TERN_TEST_ADDRESS";
-/// A shim that runs there.
+/// The environment variable with the id of a shim of the target.
 pub(crate) const SHIM: &str = "TERN_TEST_SHIM";
 
 /// Longer than a handshake may take.

@@ -1,5 +1,5 @@
-//! Servers with an event loop in the storm at its default pace: each answer is right, and they move
-//! as often as a program that only computes.
+//! Servers with an event loop in the storm at its default pace: each answer is right, and a server
+//! is moved at least `MIN_MOVE_PERCENT` % as often as a program that only computes.
 
 use super::task_run::{storm, summary};
 use super::tasks::Task;
@@ -10,8 +10,8 @@ use tern_tests::cluster::Cluster;
 const DEFAULT_PACE: &str = "50..500ms";
 /// Number of moves of all processes together.
 const MOVES: u64 = 1_000;
-/// The server must make at least this percentage of the moves of the program that computes. Its moves
-/// take longer, since a Java machine has more memory.
+/// The server must make at least this percentage of the moves of the program that computes. A
+/// server's moves take longer: a Java virtual machine has more memory.
 const MIN_MOVE_PERCENT: u64 = 40;
 /// Maximum percentage of moves of the server that may be refused.
 const MAX_REFUSED_PERCENT: u64 = 5;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 
-/// Prints whether it is traced, which it is not at home.
+/// Prints whether it was traced: always `0` in the native run, and also `somebody` in the storm.
 const TELLTALE: &str = "for i in $(seq 150); do grep -h TracerPid /proc/$$/status; done | sed 's/[1-9].*/somebody/' \
                         | sort -u; kill -TERM $$";
 

@@ -1,5 +1,5 @@
-//! How the pages that a process has written since the last copy are found, and whether shared
-//! memory can be moved.
+//! Whether Tern can find the pages that a process has written since the last copy, and by which
+//! mechanism; and whether shared memory can be moved.
 #![expect(unsafe_code, reason = "userfaultfd and mmap have no safe form")]
 
 use super::Finding;

@@ -16,7 +16,7 @@ const MAX_PRELUDE_CALLS: usize = 256;
 
 impl Shim {
     /// Has the deputy make a call, and its prelude before that (only the prelude if
-    /// `prelude_only`). Returns true if the call that was posted now has finished already.
+    /// `prelude_only`). Returns true if the first call posted has finished already.
     pub(crate) fn post(
         &mut self,
         tid: HomePid,
@@ -86,9 +86,9 @@ impl Shim {
         }
     }
 
-    /// A prelude call has finished: posts the next one. Returns true if that has finished as well.
-    /// If a signal comes first, the guest repeats what was not made. If a seek failed, the guest
-    /// gets the error.
+    /// A prelude call has finished: posts the next call of the request. Returns true if that next
+    /// call has finished as well. If a signal comes first, the guest repeats the calls that were
+    /// not made. If a seek failed, the guest gets the error.
     fn continue_compound(&mut self, tid: HomePid, mut current: CurrentCall, outcome: &Outcome) -> bool {
         let number = current.request.number;
         let nr = i64::from(current.request.call.nr);
@@ -136,8 +136,8 @@ impl Shim {
         false
     }
 
-    /// Has a deputy that job control has stopped make a call on a delegated file by injection; such
-    /// calls do not block. The deputy stays stopped.
+    /// Makes a call on a delegated file by injection, in a deputy that job control has stopped.
+    /// Such calls do not block. The deputy stays stopped.
     fn perform_while_stopped(
         &mut self,
         tid: HomePid,

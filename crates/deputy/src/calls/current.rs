@@ -21,9 +21,9 @@ pub(crate) struct CurrentCall {
     pub(crate) child: Option<HomePid>,
     /// Away, the child runs in its parent's memory.
     pub(crate) child_in_parent_memory: bool,
-    /// Since when its result waits until the signals that it has sent are forwarded.
+    /// When the result began to wait for the forwarding of the signals that the call has sent.
     pub(crate) awaits_signals_since: Option<Instant>,
-    /// How often a worker was asked to identify the file that it has mapped.
+    /// How often a worker was asked to identify the file that the call has mapped.
     pub(super) file_requests: u32,
     /// The calls of the request that are still to be made, and the results of those that were.
     pub(crate) compound: Compound,
@@ -34,11 +34,11 @@ pub(crate) struct CurrentCall {
 pub(crate) enum Origin {
     /// Its guest has requested it.
     Guest,
-    /// It follows the program's signal mask.
+    /// It sets its own signal mask to the program's.
     SetMask(u64),
     /// It takes the pending signals before the call.
     TakeSignals,
-    /// It reads the start of a file that it has opened. The result of the open is sent then.
+    /// It reads the start of a file that it has opened. The result of the open is sent after that.
     Prefetch(Box<Prefetch>),
 }
 
@@ -59,7 +59,7 @@ impl CurrentCall {
         }
     }
 
-    /// The number that the guest has given it, if the guest has requested it.
+    /// The number that the guest has given the call; none for an internal call.
     pub(crate) fn guest_number(&self) -> Option<u64> {
         matches!(self.origin, Origin::Guest).then_some(self.request.number)
     }
@@ -70,7 +70,7 @@ impl CurrentCall {
 pub(crate) struct Compound {
     /// Calls still to be made. The guest's own call is last, if it is to be made at all.
     pub(super) remaining: VecDeque<Call>,
-    /// Only the prelude is made here. The guest asks for its own call again when that is done.
+    /// Only the prelude is made. The guest then requests its own call again.
     pub(super) prelude_only: bool,
     /// The results of the prelude's calls so far.
     pub(super) results: Vec<i64>,
@@ -102,7 +102,7 @@ pub(crate) struct Prefetch {
     pub(super) fd: i32,
     /// Number of bytes requested.
     pub(super) length: u64,
-    /// The result to send then, if the epoch is still current.
+    /// The result of the open, sent after the read if `epoch` is still current.
     pub(super) result: CallResult,
     pub(super) epoch: Epoch,
 }

@@ -14,8 +14,8 @@ use tern_tracee::stop::{FOLLOW_THREADS, Stopped};
 use tern_tracee::{Memory, Result};
 
 impl Shim {
-    /// A process has executed a program in any of its threads. Only that one is left, with the pid
-    /// as its tid.
+    /// A thread of a process has executed a program. Only that thread is left, with the pid as its
+    /// tid.
     pub(crate) fn handle_exec(&mut self, pid: HomePid, stopped: Stopped) -> Result<()> {
         let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
         let was_away = process.is_away();
@@ -33,7 +33,8 @@ impl Shim {
             State::Switching(old) => (None, Some(old)),
             _ => (None, None),
         };
-        // If a destination is being prepared for it, the move begins from home when that is ready.
+        // If a destination is being prepared for the process, the move begins from home when the
+        // destination is ready.
         let is_settled = process.is_at_home() || matches!(process.state, State::Away);
         let prepared_soon = is_settled && process.task.is_some();
         if was_away {

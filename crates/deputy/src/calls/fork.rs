@@ -1,4 +1,4 @@
-//! The home half of a fork: a child of the parent that becomes a deputy itself, or a new thread.
+//! The home half of a fork: the deputy's child, which becomes a deputy itself, or its new thread.
 
 use crate::calls::kinds::creates_thread;
 use crate::process::Process;
@@ -51,13 +51,14 @@ impl Shim {
         stopped.resume(0)
     }
 
-    /// A deputy thread has exited. If it was killed in the middle of a fork its guest still makes
-    /// its half before it is dropped: the child exists and outlives its parent.
+    /// A deputy thread has exited. If it was killed in the middle of a fork, its guest still gets
+    /// the fork's result, and makes its half of the fork before it is dropped: at home, the child
+    /// exists and outlives its parent.
     pub(crate) fn finish_fork(&mut self, tid: HomePid) {
         let thread = self.process_of_thread(tid).filter(|process| matches!(process.state, State::Away));
         let current = thread.and_then(|process| process.threads.get_mut(&tid)?.current.take());
         let Some((child, number)) = current.and_then(|c| Some((c.child?, c.guest_number()?))) else { return };
-        // Not for a thread, which has exited with its process.
+        // A new thread has exited with its process, so the guest gets no result for it.
         let Some(ret) = self.processes.get(&child).map(|process| i64::from(process.own_pid)) else { return };
         let outcome = Outcome { ret, outs: Vec::new() };
         let result = CallResult { child: Some(child), ..CallResult::new(number, outcome) };

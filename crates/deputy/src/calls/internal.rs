@@ -28,8 +28,9 @@ pub(crate) fn internal_call(call: tern_syscall::Call) -> CallRequest {
 impl Shim {
     /// Home answers calls about timers itself, perhaps before the deputy has taken the signal of an
     /// expired timer. Natively a pending signal is taken before such a call returns. So if a signal
-    /// is pending, has the deputy make an internal call, before which it takes the signal, and
-    /// queues the guest's call until that has finished. Returns whether it did.
+    /// is pending, this function has the deputy make an internal call, before which the deputy
+    /// takes the signal, and queues the guest's call until the internal call has finished. Returns
+    /// whether the guest's call was queued.
     pub(crate) fn await_pending_signals(&mut self, tid: HomePid, request: &CallRequest) -> bool {
         self.handle_all_stops();
         let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))

@@ -25,12 +25,12 @@ use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
 
-/// Preferred address of mappings that only keep a file for the return. If the program has mapped
-/// something there the kernel chooses another address.
+/// Preferred address of mappings that only keep a file for the process's return home. If the
+/// program has mapped something there the kernel chooses another address.
 const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
 
-/// How often a worker is asked for the file of one call. Another thread's call may have changed the
-/// mapping meanwhile.
+/// How often a worker is asked to identify the file that one call has mapped. It is asked again
+/// because another thread's call may have changed the mapping meanwhile.
 const MAX_FILE_REQUESTS: u32 = 3;
 
 /// The file of a mapping, and the mapping itself (start, length) if it is redundant.
@@ -91,7 +91,8 @@ impl Shim {
             return self.redirect_home(tid, sharer, &request);
         }
         let must_complete = is_split_call(request.call.nr) || may_be_internal_call(request.call.nr);
-        // A prelude must be made once it has arrived, and then the call is pending.
+        // A prelude that has arrived must be made. The process then comes home with its call
+        // pending.
         if !must_complete && self.test_freezes(tid, number, false) && request.prelude.is_empty() {
             return;
         }
@@ -112,9 +113,9 @@ impl Shim {
         }
     }
 
-    /// Handles a thread whose deputy was asked to exit while other threads live. That call never
-    /// returns and cannot fail, so its guest thread exits too. For the first thread, the kernel
-    /// would report the exit only after that of the last one.
+    /// Handles a thread whose deputy was asked to exit while other threads live. The exit call
+    /// never returns and cannot fail, so the guest thread exits too, without waiting for the
+    /// kernel's report: that of the first thread would come only after the last thread's exit.
     pub(crate) fn note_thread_exit(&mut self, tid: HomePid) {
         let Some(process) = self.process_of_thread(tid) else { return };
         let current = process.threads.get(&tid).and_then(|thread| thread.current.as_ref());
@@ -141,8 +142,8 @@ impl Shim {
         }
     }
 
-    /// A call of a thread has finished: its result is sent to the guest. If signals that it has sent
-    /// must be forwarded first, the main loop comes back to it.
+    /// A call of a thread has finished: its result is sent to the guest. If signals that the call
+    /// has sent must be forwarded first, the main loop handles the call again later.
     pub(crate) fn call_finished(&mut self, tid: HomePid) {
         if !self.advance_compound(tid) || self.must_await_sent_signals(tid) {
             return;
@@ -156,7 +157,7 @@ impl Shim {
         }
         let waker = self.waker.clone();
         let Some(process) = self.process_of_thread(tid) else { return };
-        // The main loop comes back when the file that it has mapped is identified.
+        // The main loop comes back when the file that the call has mapped is identified.
         let Poll::Ready((mapped, surplus)) = process.describe_mapping(tid, &waker) else { return };
         let Some(thread) = process.threads.get_mut(&tid) else { return };
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
@@ -339,7 +340,7 @@ impl Process {
                 call.nr = libc::SYS_fork as u32;
                 call.args = [const { Arg::Value(0) }; 6];
             }
-            // Any address will do: the mapping only keeps the file for the return.
+            // Any address will do: the mapping only keeps the file for the return home.
             libc::SYS_mmap => {
                 let all = self.own_mappings.placeholders().iter().copied().chain(self.pending_placeholders());
                 let mebibytes: u64 = all.map(|(start, end)| ((end - start) >> 20) + 1).sum();
@@ -362,16 +363,16 @@ impl Process {
         })
     }
 
-    /// Opens shared memory that it maps.
+    /// Opens the shared memory `id`, which the process maps.
     fn open_object(&self, id: ObjectId) -> std::io::Result<std::fs::File> {
         let maps = procfs::maps(self.memory.pid()).map_err(std::io::Error::other)?;
         let mapping = maps.iter().find(|m| m.shared && object::id(m) == id);
         self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
     }
 
-    /// The file that a thread's finished call has mapped, and the mapping itself (start, length) if it
-    /// is redundant, since another mapping keeps the file. Nothing for other calls. Pending while a
-    /// worker identifies the file, which then wakes the main loop.
+    /// The file that a thread's finished mmap has mapped, and the mapping itself (start, length) if
+    /// it is redundant, since another mapping keeps the file. Nothing for other calls. Pending
+    /// while a worker identifies the file; the worker then wakes the main loop.
     fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
         const NOTHING: Poll<DescribedMapping> = Poll::Ready((None, None));
         let Some(thread) = self.threads.get_mut(&tid) else { return NOTHING };

@@ -64,7 +64,8 @@ impl Shim {
     }
 
     /// The deputy has read the bytes, or could not: sends the result of the open. If the guest has
-    /// repeated its request meanwhile, that is answered instead from the recorded result.
+    /// repeated its request meanwhile, the repeated request is answered instead, from the recorded
+    /// result.
     pub(crate) fn finish_prefetch(&mut self, tid: HomePid, prefetch: Prefetch, outcome: &Outcome) {
         let Some(process) = self.process_of_thread(tid) else { return };
         let (epoch, result) = (prefetch.epoch, process.attach_prefetched(prefetch, outcome));

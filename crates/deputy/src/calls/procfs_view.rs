@@ -19,7 +19,8 @@ impl Process {
     /// # Errors
     /// If the deputy is gone.
     pub(crate) fn install_procfs_view(&mut self, stopped: Stopped, opened: i64, view: &[u8]) -> Result<()> {
-        // The tid of this thread: the first thread may have exited, and shows no files then.
+        // The tid of this thread, since the first thread may have exited, and then has an empty
+        // /proc/PID/fd.
         let pid = stopped.pid();
         let path = format!("/proc/{pid}/fd/{opened}");
         let Some((name, text)) = view_for(&path, view) else { return self.resume_unnoticed(stopped) };

@@ -21,8 +21,9 @@ struct ContentTransfer {
     reference: FileRef,
     offset: u64,
     source: Source,
-    /// Whether the file is opened by any means, since it was not found as it was identified.
-    by_any_means: bool,
+    /// Whether any copy of the file may be opened, since the file was not found as it was
+    /// identified.
+    any_copy: bool,
 }
 
 /// Where the content of a transfer comes from.
@@ -36,7 +37,7 @@ enum Source {
 impl ContentTransfer {
     /// Whether the file may still be found by other means after this error.
     fn may_be_elsewhere(&self, error: &std::io::Error) -> bool {
-        !self.by_any_means && self.offset == 0 && error.kind() != std::io::ErrorKind::TimedOut
+        !self.any_copy && self.offset == 0 && error.kind() != std::io::ErrorKind::TimedOut
     }
 }
 
@@ -69,7 +70,7 @@ impl ContentTransfers {
             if matches!(transfer.source, Source::Read(_)) {
                 continue;
             }
-            // Without a thread it waits for the next turn of the loop.
+            // If no thread can be started, the transfer waits for the next turn of the main loop.
             let Ok(reader) = start() else { return };
             let FileRef { size, location, .. } = &transfer.reference;
             let size = (*size, location.is_some());
@@ -124,7 +125,7 @@ mod tests {
                 reference,
                 offset: 0,
                 source,
-                by_any_means: false,
+                any_copy: false,
             });
         }
         assert_eq!(transfers.0.len(), THREADS);

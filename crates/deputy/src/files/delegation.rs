@@ -1,7 +1,7 @@
-//! Granting file delegations. An open file that no other process has is delegated to the guest, so
-//! that its reads can be prefetched and its writes delayed there
-//! (docs/design/delegation.md). This module decides what only home can know: whether an open file
-//! qualifies, and whether its content has changed.
+//! Granting file delegations. An open file that no other process shares is delegated to the guest,
+//! so that its reads can be prefetched and its writes delayed there (docs/design/delegation.md).
+//! This module decides what only home can know: whether an open file qualifies, and whether its
+//! content has changed.
 
 mod grant;
 mod offer_shared;
@@ -18,7 +18,7 @@ use tern_migrate::message::{FileDelegation, FileNotice, MAX_DELEGATED_IO};
 use tern_migrate::prefetch::FileAttributes;
 use tern_syscall::Call;
 
-/// Two changes within this time may get the same timestamp: a tick at most.
+/// Two changes within this time may get the same timestamp; no tick of the kernel is longer.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(15);
 
 /// Upper bound on the clock difference between nodes, which set the times of a file in MFS. Nodes
@@ -28,7 +28,7 @@ const MAX_NODE_CLOCK_DIFFERENCE: Duration = Duration::from_millis(50);
 /// Upper bound assumed for the clock error of a file server that nodes share.
 const MAX_SERVER_CLOCK_ERROR: Duration = Duration::from_secs(300);
 
-/// The coarsest timestamps of a file system; these have no fraction of a second.
+/// Granularity of a file system's coarsest timestamps, which have no fraction of a second.
 const COARSE_GRANULARITY: Duration = Duration::from_secs(2);
 
 /// A file that was open before its process left, or executed its program, is checked after this
@@ -38,8 +38,8 @@ const TRANSFERS_BEFORE_CHECK: u32 = 4;
 /// Upper bound on files delegated for reading; each costs an fstat with each call.
 const MAX_READ_DELEGATIONS: usize = 16;
 
-/// From this size on it pays to open a file on its own node; that takes as long as some twenty
-/// calls.
+/// Files of at least this size are worth opening on their own node; opening one takes as long as
+/// some twenty calls.
 pub(crate) const MIN_LOCAL_OPEN_SIZE: u64 = 64 << 10;
 
 /// The delegated files of a process.
@@ -53,21 +53,22 @@ pub(crate) struct Delegations {
     worker: TimedWorker,
     /// Delegated for writing, by descriptor.
     write_delegations: BTreeMap<i32, WriteDelegation>,
-    /// The MFS trees that it has files of.
+    /// The MFS trees in which the process has files open.
     trees: MfsMounts,
     /// Errors of delayed writes that were not reported to the program yet, by descriptor.
     errors: BTreeMap<i32, i64>,
-    /// Whether it shares its descriptor table with no other process, once checked.
+    /// Whether the process shares its descriptor table with no other process, once checked.
     has_own_descriptors: Option<bool>,
-    /// Whether it is in the shim's user namespace, once checked.
+    /// Whether the process is in the shim's user namespace, once checked.
     in_same_user_ns: Option<bool>,
     /// Number of forwarded transfers, by descriptor.
     transfers: BTreeMap<i32, u32>,
-    /// Descriptors that are not checked again: another process has the file, or may have it.
+    /// Descriptors that are not checked again: another process shares the open file, or may share
+    /// it.
     pub(super) not_exclusive: BTreeSet<i32>,
 }
 
-/// An open file that no other process has.
+/// An open file that no other process shares.
 struct Delegable {
     file: FileDelegation,
     /// Its location, if it is in MFS.
@@ -98,16 +99,16 @@ pub(crate) struct ReadDelegation {
     pub(crate) is_shared: bool,
     /// A call on it may wait for another node or a server.
     may_wait: bool,
-    /// Since when this version has been observed.
+    /// When this version was first observed.
     observed_since: SystemTime,
-    /// Its location has been sent for this version, or cannot be.
+    /// Its location has been sent for this version, or cannot be sent.
     pub(crate) location_sent: bool,
 }
 
 impl ReadDelegation {
-    /// Whether every change since that time has changed its version. If its times are from a
-    /// server's clock, that holds if they are older than any error of that clock, or once this
-    /// version has been observed for longer than the timestamp granularity.
+    /// Whether every change since `at` has changed its version. If its times are from a server's
+    /// clock, this holds if they are older than any error of that clock, or if, at `at`, this
+    /// version had been observed for longer than the timestamp granularity.
     pub(crate) fn was_settled(&self, at: SystemTime) -> bool {
         let Self { version, granularity, is_shared, .. } = self;
         if !is_shared {
@@ -212,7 +213,8 @@ impl Delegations {
         self.errors.remove(&one);
     }
 
-    /// Records a new delegation. If there are too many for reading, another one is recalled.
+    /// Records a new delegation. If there are too many delegations for reading, another is
+    /// recalled.
     fn grant(
         &mut self,
         fd: i32,
@@ -231,8 +233,8 @@ impl Delegations {
         Some((other, FileNotice::Changed))
     }
 
-    /// The location of a file of which so much was written that it is worth opening on its own
-    /// node.
+    /// The location of a file that is worth opening on its own node because so much was written to
+    /// it.
     fn offer_written_location(&mut self, pid: i32) -> Option<(i32, FileNotice)> {
         let Self { write_delegations, trees, worker, .. } = self;
         let (fd, written) = write_delegations
@@ -259,9 +261,9 @@ impl Delegations {
         same.then(|| u64::try_from(version.size).unwrap_or_default())
     }
 
-    /// Checks which delegated files have changed. Cached data of unchanged ones remains valid. Data
-    /// that this call, which began at `began_at`, has `read` may be cached if the file was not
-    /// changing then.
+    /// Checks which delegated files have changed. The guest's cached data of unchanged files
+    /// remains valid. If this call, which began at `began_at`, has read the descriptor `read`, the
+    /// data may be cached if the file was not changing then.
     fn revalidate(&mut self, read: Option<i32>, began_at: SystemTime) -> Vec<(i32, FileNotice)> {
         let mut notices = Vec::new();
         let Self { read_delegations, worker, .. } = self;
@@ -299,8 +301,8 @@ impl Delegations {
         notices
     }
 
-    /// A descriptor that this call shows to be worth checking, and whether it is new, so that no
-    /// other process can have its file.
+    /// A descriptor that is worth checking after this call, and whether the call has opened it, so
+    /// that no other process can share its file.
     fn candidate(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<(i32, bool)> {
         match nr {
             libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 | libc::SYS_creat if ret >= 0 => {

@@ -1,4 +1,4 @@
-//! Shows that no other process has an open file, by a scan of the descriptors of all processes.
+//! Proves that no other process shares an open file, by a scan of the descriptors of all processes.
 
 use crate::files::delegation::Delegations;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use tern_image::process::is_open_elsewhere;
 const SCAN_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Delegations {
-    /// Whether a scan shows that no other process has this open file. It asks no file system.
+    /// Whether a scan proves that no other process shares this open file. The scan asks no file
+    /// system.
     pub(super) fn is_exclusive(&mut self, pid: i32, fd: i32) -> bool {
         // Only root can examine the descriptors of all processes.
         if !rustix::process::geteuid().is_root() {

@@ -7,8 +7,8 @@
 //! then on every change is sent before any other message, so the program never observes an effect
 //! that follows a change while it still sees the state before.
 //!
-//! A listing is valid for this epoch, until the process changes its working directory, its root or
-//! its credentials.
+//! A listing is valid until the epoch ends, or the process changes its working directory, its root
+//! or its credentials.
 
 mod access;
 mod delegated;
@@ -46,7 +46,8 @@ pub(crate) struct NameTracker {
     pending_scans: usize,
     changes_during_scans: Vec<(u64, DirEvent)>,
     change_count: u64,
-    /// The directories that each watch is for, possibly outdated; and their number.
+    /// The directories that each watch is for, and the number of these entries. Some may be
+    /// outdated.
     entries: HashMap<i32, BTreeSet<(HomePid, Vec<u8>)>>,
     entry_count: usize,
 }

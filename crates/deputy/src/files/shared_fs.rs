@@ -19,7 +19,7 @@ pub(crate) struct SharedFilesystems {
     table: Option<File>,
     /// The device of each directory examined so far; none if it must not be used.
     devices: BTreeMap<PathBuf, Option<u64>>,
-    /// Examines them, which may wait for their server.
+    /// Examines the directories. An examination may wait for a file server.
     worker: TimedWorker,
 }
 
@@ -28,8 +28,8 @@ impl SharedFilesystems {
         Self { declared, ..Self::default() }
     }
 
-    /// The location of an open file below one of them. If the process has another root, or mounts
-    /// of its own, the path may name another file; the node that opens it detects that.
+    /// The location of an open file below a declared directory. If the process has another root, or
+    /// mounts of its own, the path may name another file; the node that opens it detects that.
     pub(crate) fn locate(&mut self, pid: i32, fd: i32, device: u64) -> Option<(PathBuf, Vec<u8>)> {
         if self.declared.is_empty() {
             return None;
@@ -42,8 +42,8 @@ impl SharedFilesystems {
         is_there.then_some((root, below))
     }
 
-    /// The device of a declared directory. Only a directory of which a file is open is examined:
-    /// the server of another may be unreachable.
+    /// The device of a declared directory. A directory is examined only if a file below it is open:
+    /// the file server of any other directory may be unreachable.
     fn device(&mut self, root: &Path) -> Option<u64> {
         if self.table.as_ref().is_none_or(mounts_changed) {
             self.devices.clear();

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tern_tracee::threads;
 
-/// How long an operation may take. Cached data is available at once.
+/// How long an operation may take. Operations on cached data end at once.
 const TIMEOUT: Duration = Duration::from_millis(50);
 
 type Operation = Box<dyn FnOnce() + Send>;
@@ -29,8 +29,8 @@ impl std::fmt::Debug for TimedWorker {
 }
 
 impl TimedWorker {
-    /// Runs an operation. Returns none if it takes longer than [`TIMEOUT`], if an earlier one has
-    /// and is still not over, or if there is no thread for it.
+    /// Runs an operation. Returns none if it takes longer than [`TIMEOUT`], if an earlier operation
+    /// that took longer is still not over, or if there is no thread for it.
     pub(crate) fn run<T: Send + 'static>(
         &mut self,
         operation: impl FnOnce() -> T + Send + 'static,
@@ -40,7 +40,7 @@ impl TimedWorker {
         }
         if self.thread.is_none() {
             let (thread, queue) = channel::<Operation>();
-            // Until the sender is dropped.
+            // The thread ends when the sender is dropped.
             let work = move || queue.into_iter().for_each(|operation| operation());
             let started = threads::spawn("timed", 64 << 10, work);
             self.thread = started.is_ok().then_some(thread);

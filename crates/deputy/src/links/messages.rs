@@ -54,31 +54,31 @@ impl Shim {
             State::Remigrating(next) => *next,
             _ => process.peer,
         };
-        let (holds, will) = (process.is_away() && from == process.peer, from == next);
+        let (holds, will_hold) = (process.is_away() && from == process.peer, from == next);
         match arrived.message {
-            Message::Accepted(epoch, shows) if will && epoch == process.offered_epoch => {
+            Message::Accepted(epoch, shows) if will_hold && epoch == process.offered_epoch => {
                 if let Some(peer) = self.peers.get_mut(from) {
                     peer.mounts_home_files = shows;
                 }
                 self.handle_accepted(pid);
             }
-            Message::Declined(epoch, why) if will && epoch == process.offered_epoch => {
+            Message::Declined(epoch, why) if will_hold && epoch == process.offered_epoch => {
                 self.handle_declined(pid, &why);
             }
-            Message::RequestFiles(epoch, ref indices) if will && epoch == process.offered_epoch => {
+            Message::RequestFiles(epoch, ref indices) if will_hold && epoch == process.offered_epoch => {
                 self.handle_file_request(pid, indices);
             }
-            Message::Ready(epoch, bytes) if will && epoch == process.offered_epoch => {
+            Message::Ready(epoch, bytes) if will_hold && epoch == process.offered_epoch => {
                 if let (State::Remigrating(_), Some(task)) = (&process.state, &mut process.task) {
                     task.bytes = bytes;
                 }
                 self.hand_over(pid);
             }
-            Message::Running(epoch, us) if (will || holds) && epoch == process.epoch => {
+            Message::Running(epoch, us) if (will_hold || holds) && epoch == process.epoch => {
                 if let Some(task) = &mut process.task {
                     task.frozen_at = Instant::now().checked_sub(Duration::from_micros(us));
                 }
-                process.is_renumbered = false;
+                process.old_guest_has_new_epoch = false;
                 self.guest_running(pid);
             }
             Message::Call(request) if holds => {
@@ -107,8 +107,8 @@ impl Shim {
             }
             Message::DepartureFailed(why) if holds => {
                 self.departure_failed(pid, why);
-                // A guest that has sent everything is frozen, and cannot tell whether home has
-                // decided.
+                // A guest that has sent everything is frozen, and cannot know whether home has
+                // resumed the process.
                 if self
                     .processes
                     .get(&pid)
@@ -180,7 +180,7 @@ impl Shim {
         {
             return self.fetch_home(
                 pid,
-                &format!("core: it dies by signal {signal}, and leaves a core at home only"),
+                &format!("core: signal {signal} kills it, and its core can be dumped at home only"),
             );
         }
         if std::mem::replace(&mut process.is_dying, true) {

@@ -154,8 +154,9 @@ impl Shim {
             return;
         }
         let holds = process.is_away() && process.peer == from;
-        let (now, is_renumbered) = (process.epoch, process.is_renumbered && epoch < process.epoch);
-        if !holds || !(epoch == now || is_renumbered) {
+        let (now, old_guest_has_new_epoch) =
+            (process.epoch, process.old_guest_has_new_epoch && epoch < process.epoch);
+        if !holds || !(epoch == now || old_guest_has_new_epoch) {
             self.send_to_peer(from, pid, &Message::Drop);
             return;
         }
@@ -165,11 +166,11 @@ impl Shim {
         if tid != pid {
             return;
         }
-        if is_renumbered {
+        if old_guest_has_new_epoch {
             self.send(pid, &Message::Go(now));
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        process.is_renumbered = is_renumbered;
+        process.old_guest_has_new_epoch = old_guest_has_new_epoch;
         let (stopped, returns) = (process.job_stopped, matches!(process.state, State::Returning(_)));
         self.resend_signals(pid);
         self.send(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });

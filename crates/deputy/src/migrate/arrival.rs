@@ -5,9 +5,9 @@
 //!  Pages, Object, Hole   none
 //!  Image                 all deputy threads must stop; then the guest's epoch ends
 //! ```
-//! If a thread is in an uninterruptible sleep (`stops/quiesce.rs`) the part waits, and with it those
-//! behind it, while the shim serves the rest of the family. The guest may be frozen meanwhile. So
-//! if that lasts, the journey is postponed before its point of no return: the guest is resumed where
+//! If a thread is in an uninterruptible sleep (`stops/quiesce.rs`), the part and all later parts
+//! wait, while the shim serves the rest of the family. The guest may be frozen meanwhile. So if the
+//! sleep lasts, the journey is postponed before its point of no return: the guest is resumed where
 //! it is, and departs again when the deputy's call has finished.
 
 use crate::process::Process;
@@ -23,9 +23,9 @@ use tern_migrate::message::{Message, ReceivedMessage};
 use tern_migrate::{Phase, fault};
 use tern_tracee::{Error, Result};
 
-/// How long the parts of a process may wait for a deputy thread to stop. As long as calls in an
-/// uninterruptible sleep are shorter than this, a process that makes one after the other still comes
-/// home: the deputy stops at the end of one.
+/// How long the parts of a process may wait for a deputy thread to stop. A process that makes one
+/// uninterruptible call after the other still comes home if each call is shorter than this: the
+/// deputy stops at the end of a call.
 pub(crate) const MAX_BLOCKED: Duration = Duration::from_secs(1);
 
 /// Upper bound on the parts of one process that wait.
@@ -121,7 +121,8 @@ impl Shim {
             return Ok(());
         }
         let file = returning.layout.files.get(file as usize);
-        // Only an object that it shares: its node could name any object of another process here.
+        // Only an object that the process shares is written: its node could name any object of
+        // another process.
         let own = file.filter(|file| process.files.objects.contains(&(file.device, file.inode)));
         let taken = own.map(|file| take(self.shared_memory.objects(), file));
         let inconsistent = |what: String| Error::Inconsistent { what, pid: pid.0 };
@@ -131,8 +132,8 @@ impl Shim {
         }
     }
 
-    /// Restores the group of a process at home if the last one has arrived and all deputy threads
-    /// can stop.
+    /// Restores the group of a process at home if its last process has arrived and all deputy
+    /// threads can stop.
     pub(crate) fn restore_group(&mut self, pid: HomePid) {
         let group = self.group_of(pid);
         let has_arrived = |process: &Process| matches!(&process.state, State::Returning(returning) if returning.arrived.is_some());
@@ -190,9 +191,9 @@ impl Shim {
         self.await_long_calls(next);
     }
 
-    /// The process of this group for which it tries again to come home: the one whose move a caller
-    /// waits for. If there is none, it is one that could come home, and those that could not leave
-    /// the group, so that it may leave them behind.
+    /// The process for which a group tries again to come home: the process whose move a caller
+    /// waits for. If no caller waits, it is a process that is not blocked. The blocked processes
+    /// are then removed from the group, so that the others may leave them behind.
     fn leader_of_return(&mut self, pid: HomePid, group: &[HomePid]) -> HomePid {
         let members = || group.iter().filter_map(|pid| self.processes.get(pid));
         if let Some(asked) = members().find(|one| one.task.as_ref().is_some_and(|task| task.caller.is_some()))
@@ -225,9 +226,9 @@ impl Shim {
         }
     }
 
-    /// Tries to begin a journey home again a little later. If a caller waits for it, it fails after
-    /// [`RETRY_TIMEOUT`]. A process that is fetched home waits as long as the call lasts, as its
-    /// threads would at home.
+    /// Tries to begin a journey home again a little later. If a caller waits for the journey, the
+    /// journey fails after [`RETRY_TIMEOUT`]. A process that is fetched home waits as long as the
+    /// call lasts, as its threads would at home.
     pub(crate) fn await_long_calls(&mut self, pid: HomePid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let task = process.task.as_ref();

@@ -1,8 +1,8 @@
 //! Draining threads: threads of a process at home whose deputy still makes their last call.
 //!
-//! Only the kernel's state of that thread shows the rest of such a call, for example how long a
-//! sleep still lasts. So the thread keeps its mailbox, and the process its reserved range, until
-//! the call ends. Everything else of the process is home.
+//! The rest of such a call, for example how long a sleep still lasts, is known only to the kernel,
+//! in the state of the deputy thread. So the thread keeps its mailbox, and the process its reserved
+//! range, until the call ends. Everything else of the process is home.
 //!
 //! ```text
 //!  call ends ─────────▶ the thread is restored with the result

@@ -40,7 +40,8 @@ impl Shim {
         self.when_stopped(pid, WhenStopped::Freeze(caller));
     }
 
-    /// Whether it is frozen and stopped. It must not be waited for: no further stop will come.
+    /// Whether a process is frozen and stopped. The shim must not wait for it to stop: no further
+    /// stop will come.
     pub(crate) fn is_frozen(&self, pid: HomePid) -> bool {
         self.processes.get(&pid).is_some_and(|process| matches!(process.frozen, Some(Frozen::Stopped(..))))
     }
@@ -67,8 +68,9 @@ impl Shim {
         caller.reply(&ShimReply::Done);
     }
 
-    /// Keeps a process stopped that would otherwise be detached, if it is to be frozen; returns
-    /// false otherwise. A process with draining threads is frozen when the last of them is home.
+    /// If a process that would be detached is to be frozen, keeps it stopped and returns true.
+    /// Otherwise returns false. A process with draining threads is frozen when the last of them is
+    /// home.
     pub(crate) fn freeze_instead(&mut self, pid: HomePid, tid: HomePid, signal: i32) -> bool {
         match self.processes.get_mut(&pid) {
             Some(process) if process.frozen.is_some() => {

@@ -10,13 +10,13 @@
 //!    ─▶ shared memory is sent once ─▶ images
 //!  all have arrived ─▶ GoGroup, one message ─▶ if one runs, all do
 //! ```
-//! Until `GoGroup` is sent, a failure of one process aborts the move of all. Away the group follows
-//! from the objects that the processes map ([`tern_image::object`]), which children inherit. On the
-//! way home each image waits until the last one has arrived.
+//! Until `GoGroup` is sent, a failure of one process aborts the move of all. For processes that are
+//! away, the group follows from the objects that they map ([`tern_image::object`]), which children
+//! inherit. On the way home each image waits until the last one has arrived.
 //!
-//! Home keeps each object as it was when they left, so nothing may access it. If a process outside
-//! the group maps the object or has it open, the group does not move. If one of the group reads or
-//! writes it through a descriptor, that brings the group home.
+//! Home keeps each object as it was when the group left, so nothing may access it. If a process
+//! outside the group maps the object or has it open, the group does not move. If a process of the
+//! group reads or writes the object through a descriptor, that brings the group home.
 
 use crate::links::peers::PeerId;
 use crate::process::Process;
@@ -55,7 +55,7 @@ pub(crate) struct GroupRefusal {
     pub(crate) refusal: Refusal,
     /// It is transient.
     pub(crate) is_transient: bool,
-    /// Another shim (its pid) holds one of them (its pid).
+    /// The pid of another shim that holds a process of the group, and the pid of that process.
     pub(crate) held_by: Option<(i32, HomePid)>,
 }
 
@@ -66,7 +66,7 @@ impl From<(Refusal, bool)> for GroupRefusal {
 }
 
 /// The refusal for a process that was not found, and whether that is transient: the thread through
-/// which it was examined may have exited, as when another one executes a program.
+/// which it was examined may have exited, as happens when another thread executes a program.
 pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
     (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), procfs::is_alive(pid.0))
 }
@@ -89,7 +89,7 @@ impl Shim {
         // of the group while it waits.
         let own = std::process::id() as i32;
         for other in &all {
-            // The other shim may trace only a thread whose call has not ended.
+            // The other shim may trace just one thread: the one with a call that has not ended.
             let tracers = procfs::tracers(other.0);
             if let Some(by) = tracers.into_iter().find(|by| *by != own && is_shim(*by)) {
                 let why = format!("process {other}, with which it shares memory, is on its way or away");
@@ -121,9 +121,10 @@ impl Shim {
         }
         self.open_objects(sharers).map_err(|unopened| match unopened {
             Unopened::Refused(refusal) => refusal,
-            Unopened::ScanPending => {
-                shared_refusal("home still looks which other processes have open what it shares".into(), true)
-            }
+            Unopened::ScanPending => shared_refusal(
+                "home is still checking which other processes have its shared memory open".into(),
+                true,
+            ),
         })
     }
 
@@ -265,7 +266,8 @@ impl Shim {
         }
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
-            // Opened since the first scan: by a process that was in open(2) then, too.
+            // Processes may have opened objects since the first scan; some may have been in open(2)
+            // during the scan.
             self.shared_memory.uncheck_opened();
             self.open_objects(&sharers)?;
             // The processes are stopped, so their mappings exist.
@@ -302,7 +304,7 @@ impl Shim {
 
     /// A process of the group has ended or shares nothing any more: the others need not wait for
     /// it.
-    pub(crate) fn group_lost_one(&mut self, migration: MigrationId) {
+    pub(crate) fn member_left_group(&mut self, migration: MigrationId) {
         match self.processes_in_migration(migration).first() {
             Some(pid) => {
                 self.hand_over_group(*pid);
@@ -341,7 +343,7 @@ impl Shim {
         }
     }
 
-    /// The processes that are away and share memory with one that is away, including itself.
+    /// This process, which is away, and all other processes away that share memory with it.
     ///
     /// A child in its parent's memory does not count. Its parent cannot move before the child has
     /// executed a program or ended. If home must act for the child before that, the child comes
@@ -369,9 +371,9 @@ impl Shim {
         all
     }
 
-    /// Has all processes that share memory with one that comes home come home too. Returns the
-    /// whole group. The caller sends it to each process, even to one that has received it before: a
-    /// process that has forked since brings its child along.
+    /// Brings home all processes that share memory with a process that comes home. Returns the
+    /// whole group. The caller sends the list to each process of the group, even to one that has
+    /// received it before: a process that has forked since brings its child along.
     pub(crate) fn return_with_sharers(&mut self, pid: HomePid, migration: MigrationId) -> Vec<HomePid> {
         let all = self.sharers_away(pid);
         for other in all.iter().filter(|other| **other != pid) {

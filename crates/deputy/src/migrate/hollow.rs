@@ -192,7 +192,8 @@ impl Process {
         self.resume_all()
     }
 
-    /// Ends the transfers that the shim has cut short, in stopped threads, as short counts.
+    /// Ends the transfers of stopped threads that the shim has cut short: the calls return short
+    /// counts.
     fn end_partials(&mut self) -> Result<()> {
         for thread in self.threads.values_mut() {
             if let (Some(partial), Some(stopped)) = (thread.partial.take(), &thread.stopped) {
@@ -252,7 +253,7 @@ impl Process {
         self.threads.get(&tid).is_some_and(|thread| thread.draining.is_some())
     }
 
-    /// Space for batched calls: much, unless a draining thread's mailbox is in the reserved range.
+    /// Space for batched calls: large, unless a draining thread's mailbox is in the reserved range.
     pub(crate) fn batch_area(&self, reserve: Reserve) -> BatchArea {
         if self.uses_primary_area() { reserve.small_batch_area() } else { reserve.large_batch_area() }
     }
@@ -296,8 +297,8 @@ impl Process {
         Ok(())
     }
 
-    /// Starts the blob in deputy threads under injection. Draining ones continue their calls, for
-    /// their guest threads now.
+    /// Starts the blob in deputy threads under injection. Draining threads continue their calls,
+    /// now for their guest threads.
     fn start_blobs(&mut self, injections: Vec<Injection>, reserve: Reserve) -> Result<()> {
         for injection in injections {
             let tid = HomePid(injection.pid());
@@ -385,7 +386,8 @@ impl Process {
     }
 
     /// Sets the default action where the program has handlers: their code is gone from the deputy.
-    /// Not for signals ignored by default: setting that action would discard a pending one.
+    /// Signals ignored by default keep their handlers: setting the default action would discard a
+    /// pending signal.
     fn reset_handlers(
         &self,
         injection: &mut Injection,
@@ -403,8 +405,9 @@ impl Process {
         Ok(())
     }
 
-    /// Frees the memory of a deputy whose guest runs, through one stopped thread, and resumes that:
-    /// all private pages except those with the arguments and the environment, which `ps` reads.
+    /// Frees the memory of a deputy whose guest runs, through one stopped thread, and resumes the
+    /// thread. This frees all private pages except those with the arguments and the environment,
+    /// which `ps` reads.
     ///
     /// # Errors
     /// If it is gone.

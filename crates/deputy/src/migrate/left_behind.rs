@@ -1,9 +1,9 @@
 //! Processes that their group leaves behind when it comes home.
 //!
-//! Processes that share memory come home together. Suppose that one must come home for a call, and
-//! the deputy of another is in a call that cannot be interrupted and ends only when the first goes
-//! on: the first one serves the file system of that call. Each then waits for the other for ever.
-//! So a process does not come along if each of its threads waits for a call at home:
+//! Processes that share memory come home together. Suppose that process A must come home for a
+//! call, and that the deputy of process B is in an uninterruptible call that ends only when A
+//! continues: A serves the file system of B's call. Each then waits for the other for ever. So a
+//! process does not come along if each of its threads waits for a call at home:
 //!
 //! ```text
 //!  the group departs without it     its guest runs nothing, since each thread of it waits for the
@@ -35,8 +35,8 @@ impl Process {
         waits && self.live_threads().any(|thread| is_uninterruptible(thread.tid))
     }
 
-    /// Keeps a result for its guest back if its group comes home without it. Returns false if it is
-    /// to be sent.
+    /// Keeps back a result for the guest of a process that its group leaves behind. Returns false
+    /// if the message is to be sent.
     pub(crate) fn keep_result_back(&mut self, tid: HomePid, message: &Message) -> bool {
         let Some(left_behind) = self.left_behind.as_mut().filter(|_| matches!(message, Message::Result(_)))
         else {
@@ -53,8 +53,9 @@ impl Process {
 }
 
 impl Shim {
-    /// Leaves those behind whose calls keep this group from coming home with the process for which
-    /// it does. Returns false if one of them must come along.
+    /// Leaves behind the processes of this group whose calls keep it from coming home. The journey
+    /// is for the process `pid`. Returns false, and leaves none behind, if one of them must come
+    /// along.
     pub(crate) fn leave_behind(&mut self, pid: HomePid, group: &[HomePid], journey: MigrationId) -> bool {
         let processes = || group.iter().filter_map(|pid| self.processes.get(pid));
         let blocked: Vec<HomePid> =
@@ -102,7 +103,8 @@ impl Shim {
         }
     }
 
-    /// The group of these processes stays away: they continue there.
+    /// The group stays away: the processes that it was to leave behind on this journey continue
+    /// there.
     pub(crate) fn rejoin_left_behind(&mut self, journey: MigrationId) {
         for pid in self.left_behind_on(journey) {
             let left_behind = self.processes.get_mut(&pid).and_then(|process| process.left_behind.take());
@@ -112,7 +114,8 @@ impl Shim {
         }
     }
 
-    /// Has a process whose group is home follow when its call has ended.
+    /// Begins the journey home of a process that its group has left behind. The journey waits until
+    /// the process's call has ended.
     pub(crate) fn return_left_behind(&mut self, pid: HomePid) {
         let follows = |process: &Process| {
             process.is_left_behind() && matches!(process.state, State::Away) && process.task.is_none()

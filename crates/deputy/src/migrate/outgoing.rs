@@ -8,7 +8,7 @@ use crate::process::state::{Outgoing, State};
 use crate::shim::Shim;
 use crate::stops::quiesce::Quiesced;
 use tern_ids::HomePid;
-use tern_image::content::ShowableFiles;
+use tern_image::content::MountableFiles;
 use tern_migrate::departure_failure::Busy;
 use tern_migrate::message::Message;
 use tern_migrate::source::{ProcessSender, SendError};
@@ -17,8 +17,8 @@ use tern_wire::Link;
 
 impl Shim {
     /// Begins to send a stopped process to a peer. The process runs while it is sent, unless it
-    /// `stays_stopped`: one that is at its first instruction, which it is to execute at the
-    /// destination, or that joins a group which is stopped already.
+    /// `stays_stopped`. A process stays stopped if it is at its first instruction, which it is to
+    /// execute at the destination, or if it joins a group that is stopped already.
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get(&pid) else { return };
@@ -186,12 +186,12 @@ impl Shim {
         });
     }
 
-    /// Sets the node that holds a process's guest, or will: it determines which files need not be
-    /// sent.
+    /// Sets the node that holds, or will hold, a process's guest. The node determines which files
+    /// need not be sent.
     pub(crate) fn set_guest_node(&mut self, pid: HomePid, peer: PeerId) {
         let Some(peer) = self.peers.get(peer) else { return };
         let shown = self.start.serves_files && peer.mounts_home_files;
-        let shows = if shown { ShowableFiles::Of(self.start.node) } else { ShowableFiles::Nothing };
+        let shows = if shown { MountableFiles::Of(self.start.node) } else { MountableFiles::Nothing };
         if let Some(process) = self.processes.get_mut(&pid) {
             process.files.set_guest(peer.node, shows);
         }
@@ -225,7 +225,7 @@ impl Shim {
         fault::point("home", Phase::HandOver);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if let State::Remigrating(next) = process.state {
-            process.is_renumbered = false;
+            process.old_guest_has_new_epoch = false;
             let old = std::mem::replace(&mut process.peer, next);
             process.epoch = process.offered_epoch;
             let epoch = process.epoch;
@@ -241,7 +241,7 @@ impl Shim {
         self.hand_over_group(pid);
     }
 
-    /// Hands over the group of a process if the last one has arrived.
+    /// Hands over the group of a process if the group's last process has arrived.
     pub(crate) fn hand_over_group(&mut self, pid: HomePid) {
         let Some(State::Outgoing(outgoing)) = self.processes.get(&pid).map(|process| &process.state) else {
             return;
@@ -283,7 +283,7 @@ impl Shim {
         }
         for pid in &group {
             let Some(process) = self.processes.get_mut(pid) else { return };
-            (process.is_renumbered, process.epoch) = (false, process.offered_epoch);
+            (process.old_guest_has_new_epoch, process.epoch) = (false, process.offered_epoch);
             process.job_stopped = process.is_job_stopped();
             if process.job_stopped {
                 sent = sent.and_then(|()| self.peers.send(peer, *pid, &Message::Stop(true)));

@@ -60,8 +60,8 @@ impl Shim {
         process.peer = old;
         process.offered_epoch = process.offered_epoch.max(process.epoch).next();
         // The old guest is frozen under an earlier epoch. If it is out of reach too, it receives
-        // the new one when it reports on the next link.
-        process.is_renumbered = true;
+        // the new epoch when it reports on the next link.
+        process.old_guest_has_new_epoch = true;
         process.epoch = process.offered_epoch;
         let epoch = process.epoch;
         self.set_guest_node(pid, old);
@@ -81,8 +81,8 @@ impl Shim {
             return self.await_long_calls(pid);
         }
         let together = self.return_with_sharers(pid, migration);
-        // The process itself last: until then it does not depart, and none of the group can
-        // complete.
+        // The process itself receives the message last. Until then it does not depart, and no
+        // process of the group can complete its journey.
         let others = together.iter().filter(|other| **other != pid);
         for to in others.chain([&pid]) {
             let together = together.clone();

@@ -31,11 +31,11 @@ const OTHER_SHIM_TIMEOUT: Duration = Duration::from_secs(1);
 const MIN_CLOCK_SAMPLES: usize = 6;
 
 /// Sampling ends with a sample this fast: the guest's clocks lag by the transit time of the sample.
-/// On busy CPUs there may be none.
+/// On busy CPUs there may be no such sample.
 const FAST_CLOCK_SAMPLE: Duration = Duration::from_micros(200);
 
-/// Sampling also ends when this many samples took as long as the fastest, within a tenth, as on a
-/// slower network.
+/// Sampling also ends when this many samples took at most a tenth longer than the fastest, as
+/// happens on a slower network.
 const MIN_SIMILAR_SAMPLES: usize = 5;
 
 /// Sampling ends after this time in any case. With four other moves and busy shims on two CPUs, 2
@@ -218,7 +218,7 @@ impl Shim {
         }
     }
 
-    /// Moves a process that shares memory to another node by way of home, where its group is
+    /// Moves a process that shares memory by way of home to another node: at home its group is
     /// complete and leaves together.
     fn migrate_via_home(&mut self, pid: HomePid, to: Destination, caller: PendingRequest, since: Instant) {
         let is_away = self.processes.get(&pid).is_some_and(|one| matches!(one.state, State::Away));
@@ -260,8 +260,8 @@ impl Shim {
         // (EPERM).
         self.seize(pid).or_else(|_passing| self.seize(pid)).map_err(|error| {
             let refusal = Refusal::new(RefusalKind::CannotMove, error.to_string());
-            // The first thread exits while another one executes a program. If that is complete by
-            // now a thread is gone, but not the process.
+            // While another thread executes a program, the first thread exits. If the exec is
+            // complete by now, a thread is gone, but not the process.
             let only_a_thread = || error.is_gone() && procfs::status(pid.0).is_ok();
             let is_transient = before || several() || only_a_thread();
             (
@@ -286,8 +286,8 @@ impl Shim {
         self.prepare_destination(pid, vec![pid], candidates.to_vec(), migration);
     }
 
-    /// Has a guest shim started on the first of these nodes that accepts, and connects to it. Runs
-    /// in a helper thread.
+    /// Requests a guest shim on the first of these nodes that accepts, and connects to the shim.
+    /// Runs in a helper thread.
     pub(crate) fn prepare_destination(
         &self,
         pid: HomePid,
@@ -389,10 +389,10 @@ const NO_THREAD: &str = "home's limit on processes is reached, so that no thread
 /// Seizes all threads of a process. Threads that a seized thread creates are seized as well, so
 /// when a pass finds no other thread, there is none.
 ///
-/// One of them may execute a program meanwhile. It then takes over the process's pid as its tid, is
-/// still seized if it was before, and all other threads are gone. Once a thread is seized the shim
-/// must continue, or nothing would handle its stops. Without `with_reaper` this returns false if
-/// there are other threads, and leaves those alone.
+/// A thread may execute a program meanwhile. That thread then takes over the process's pid as its
+/// tid, and is still seized if it was before; all other threads are gone. Once a thread is seized
+/// the shim must continue, or nothing would handle its stops. Without `with_reaper` this function
+/// seizes only the first thread, and returns false if there are others.
 ///
 /// # Errors
 /// If the process cannot be seized, or is gone. None of its threads is seized then.
@@ -452,7 +452,7 @@ fn exited_before_others(tid: HomePid) -> Option<bool> {
     Some(status.threads > 1)
 }
 
-/// Whether a move of it is in progress.
+/// Whether a move of the process is in progress.
 fn is_busy(process: &Process) -> bool {
     process.task.is_some() || process.waits.is_for_stop() || process.left_behind.is_some()
 }
@@ -473,8 +473,8 @@ fn connect_to_guest_shim(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<
     let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
     let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
         .map_err(|e| failed(&e))?;
-    // Its first message: it has accepted the link and runs its loop, so the messages below are read
-    // at once.
+    // The guest shim's first message: the shim has accepted the link and runs its main loop, so the
+    // messages below are read at once.
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     link.recv(deadline).map_err(|e| failed(&e))?;
     let (started, mut samples) = (Instant::now(), Vec::new());

@@ -83,8 +83,8 @@ impl Process {
         Ok(reserve)
     }
 
-    /// The address ranges outside of the reserved range that are not part of the program: mailboxes,
-    /// mappings for large calls, and mappings that keep files for the return.
+    /// The address ranges outside of the reserved range that are not part of the program:
+    /// mailboxes, mappings for large calls, and mappings that keep files for the return home.
     pub(crate) fn own_ranges(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
         let others = self.own_mappings.ranges().chain(self.pending_placeholders());
         self.mailbox_ranges_outside(reserve).chain(others)
@@ -121,7 +121,7 @@ impl Process {
         Ok(())
     }
 
-    /// Has a stopped deputy drop pages, and resumes it; it continues its call.
+    /// Drops pages of a stopped deputy, and resumes the deputy, which continues its call.
     ///
     /// # Errors
     /// If the process is gone.
@@ -170,8 +170,8 @@ impl Process {
         reserve.set_inherited(first, false)
     }
 
-    /// Restores the state of threads, which stay stopped. With the last ones the reserved range is
-    /// unmapped.
+    /// Restores the state of threads, which stay stopped. If they are the `last` threads of the
+    /// process, the reserved range is unmapped.
     pub(super) fn finish_threads(&mut self, home: Vec<RestoredThread<'_>>, last: bool) -> Result<()> {
         let pid = self.pid.0;
         let reserve = self.reserve.ok_or_else(|| Error::Inconsistent { what: "not a deputy".into(), pid })?;

@@ -34,7 +34,7 @@ pub(crate) struct OutgoingSource<'a> {
     pub(crate) group: GroupProgress,
     /// Wakes the main loop when its files have been identified.
     pub(crate) waker: &'a Waker,
-    /// The memory that they share.
+    /// The memory that the group shares.
     pub(crate) objects: &'a SharedObjects,
     /// It is ready to be frozen.
     pub(crate) ready: bool,
@@ -55,8 +55,8 @@ impl MigrationSource for OutgoingSource<'_> {
             return Ok(None);
         }
         if is_stopped {
-            // While it ran it may have begun what keeps it at home: a filter, a ring, a vfork
-            // child.
+            // While the process ran it may have begun something that keeps it at home: a filter, a
+            // ring, a vfork child.
             if progress != (Progress::Done { while_stopped: true }) {
                 self.process.files.forget_objects();
                 self.process.files.forget_changed();
@@ -100,9 +100,9 @@ impl MigrationSource for OutgoingSource<'_> {
         ContentReader::start(move || waker.wake())
     }
 
-    fn open_content(&self, file: &FileRef, by_any_means: bool) -> std::io::Result<OpenContent> {
+    fn open_content(&self, file: &FileRef, any_copy: bool) -> std::io::Result<OpenContent> {
         let files = &self.process.files;
-        Ok(if by_any_means { files.open_any(file) } else { files.open_content(file) })
+        Ok(if any_copy { files.open_any(file) } else { files.open_content(file) })
     }
 
     fn freeze(&mut self) -> Result<bool> {
@@ -209,8 +209,8 @@ impl Process {
         ProcessImage::capture(&mut space, memory, reserve, layout, threads)
     }
 
-    /// Whether files that were asked for are not known. If so, a thread identifies them, and wakes the
-    /// main loop. If there is no thread for it, they are asked for again.
+    /// Whether requested files are still unidentified. If so, a thread identifies them, and wakes
+    /// the main loop. If no thread can be started, the files are requested again.
     pub(crate) fn has_unidentified_files(&mut self, waker: &Waker) -> bool {
         let Some(files) = self.files.take_unidentified(self.is_stopped()) else { return false };
         let waker = waker.clone();

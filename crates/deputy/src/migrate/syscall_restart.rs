@@ -85,9 +85,10 @@ impl Process {
             thread.unacked.iter().filter(|(count, _)| *count > sync.signals).map(|(_, info)| signal_of(info));
         let carried = sync.pending_signals.iter().filter_map(|info| info.as_slice().try_into().ok());
         let mut waiting = new.chain(carried.map(|info| signal_of(&info)));
-        let in_vain = signals_wait && waiting.all(|signal| image.sigmask >> ((signal - 1) & 63) & 1 == 1);
+        let all_signals_blocked =
+            signals_wait && waiting.all(|signal| image.sigmask >> ((signal - 1) & 63) & 1 == 1);
         if let Some(last) = thread.last_result.take_if(|last| last.number == sync.call) {
-            if is_interruption(last.outcome.ret) && (under_mask || in_vain) {
+            if is_interruption(last.outcome.ret) && (under_mask || all_signals_blocked) {
                 return Ok(CallResolution::Registers(stopped, registers));
             }
             if let Some(partial) = deliver_piece(&memory, &mut registers, &last.outcome, sync.partial)? {
@@ -126,8 +127,8 @@ impl Process {
         }
         let whole = current.partial.is_none() && sync.partial.is_none();
         if interrupted && whole && has_no_timeout(&current.request.call) {
-            // The kernel can make the call anew, natively, without losing anything. ERESTARTNOHAND,
-            // since a handler that runs first must end the call with EINTR.
+            // The kernel can make the call anew, natively, without losing anything. The code is
+            // ERESTARTNOHAND, since a handler that runs first must end the call with EINTR.
             thread.current = None;
             registers.rax = restart::NOHAND.cast_unsigned();
             return Ok(CallResolution::Registers(stopped, registers));

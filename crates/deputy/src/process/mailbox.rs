@@ -41,7 +41,7 @@ pub(crate) struct Mailbox {
     header: Arc<SharedMapping>,
     data: Data,
     waker: Waker,
-    /// Its waiter, once it has had one.
+    /// Sends requests to the waiter thread, once that thread has been started.
     waiter: Option<Sender<()>>,
     spin: AdaptiveSpin,
 }
@@ -193,7 +193,7 @@ impl Mailbox {
         }
         let (pid, name) = (injection.pid(), reserve.scratch());
         tern_tracee::Memory::open(pid)?.write(name, MEMFD_NAME)?;
-        // The hint is far from the addresses at which the program may map memory away meanwhile.
+        // The hint is far from the addresses at which the program, which is away, may map memory.
         let hint = Reserve::HINT + (1 << 32);
         let (memory, at) =
             map_shared(&mut |nr, args| injection.call(nr, args), pid, name, size, hint, false)?;
@@ -311,8 +311,8 @@ impl Mailbox {
         outcome
     }
 
-    /// Takes the result of a call that a signal has interrupted: `ret`, which the kernel returned
-    /// and the deputy was stopped before storing.
+    /// Takes the result of a call that a signal has interrupted. `ret` is the value that the kernel
+    /// returned; the deputy was stopped before it stored this value.
     pub(crate) fn collect_interrupted(
         &mut self,
         layout: &MailboxLayout,
@@ -368,9 +368,9 @@ impl Data {
     }
 }
 
-/// Has a process create shared memory and map it at this address, or, unless `must_be_there`, at
-/// any free one. Returns the shim's descriptor of the memory and the address. `name` is the address
-/// of the memory's name in the process.
+/// Creates shared memory in a process and maps it there at the address `at`, or, unless
+/// `must_be_there`, at any free address. Returns the shim's descriptor of the memory and the
+/// address. `name` is the address of the memory's name in the process.
 fn map_shared(
     call: &mut dyn FnMut(i64, [u64; 6]) -> Result<i64>,
     pid: i32,

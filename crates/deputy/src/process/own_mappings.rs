@@ -2,8 +2,8 @@
 
 use crate::process::mailbox::{Mailbox, MailboxArea};
 
-/// Mailboxes of threads other than the first, and mappings that keep files for the return. Those of
-/// live mailboxes are recorded with their threads.
+/// Mailboxes of threads other than the first, and mappings that keep files for the return home. The
+/// mappings of live mailboxes are recorded with their threads.
 #[derive(Debug, Default)]
 pub(crate) struct OwnMappings {
     /// Number of mailbox areas made for threads other than the first, and those that are free
@@ -12,8 +12,8 @@ pub(crate) struct OwnMappings {
     free_areas: Vec<MailboxArea>,
     /// Large mailboxes of threads that have exited, still mapped.
     orphaned: Vec<(u64, u64)>,
-    /// Mappings (start, end) that only keep a file for the return, including those inherited from
-    /// its parent.
+    /// Mappings (start, end) that only keep a file for the return home, including those inherited
+    /// from the process's parent.
     placeholders: Vec<(u64, u64)>,
 }
 

@@ -80,7 +80,7 @@ pub(crate) struct Outgoing {
     pub(crate) source: Option<MemorySender>,
     pub(crate) sending: Option<ProcessSender>,
     /// Address range of its vDSO. No thread may be stopped in it, since the destination may have
-    /// another.
+    /// another vDSO.
     pub(crate) vdso: std::ops::Range<u64>,
     /// The captured image, and the state of its calls and signals.
     pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
@@ -97,18 +97,19 @@ pub(crate) struct Outgoing {
 /// A process that is coming home.
 #[derive(Debug, Default)]
 pub(crate) struct Returning {
-    /// Its guest has announced this departure, so that what arrives belongs to it.
+    /// Its guest has announced this departure, so the parts that arrive belong to this departure.
     pub(crate) has_departed: bool,
     /// The address space that was last built for it here.
     pub(crate) layout: Layout,
     pub(crate) bytes: u64,
     /// Pages of its arguments and environment that are to be dropped and were not sent again since.
-    /// `ps` reads them, as may a call that is still being made here, so they stay until the end.
+    /// `ps` reads these pages, and so may a call that the deputy is still making. So they stay
+    /// until the process is restored.
     pub(crate) dropped_pages: BTreeSet<u64>,
     /// Parts that wait until a thread of the deputy can be stopped.
     pub(crate) waiting: VecDeque<ReceivedMessage>,
-    /// Its image, while others of its group are still on their way, or a thread of the deputy is to
-    /// stop.
+    /// Its image, while others of its group are still on their way, or while a thread of the deputy
+    /// has not stopped yet.
     pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
 }
 

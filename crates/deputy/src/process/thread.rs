@@ -132,15 +132,15 @@ impl Thread {
         self.held_signals = 0;
     }
 
-    /// Whether its deputy, stopped for a signal, is to leave further ones in the kernel, because
-    /// too many are unacknowledged. Not in a call with a signal mask of its own: the kernel would
+    /// Whether its deputy, stopped for a signal, is to leave further signals in the kernel, because
+    /// too many are unacknowledged. False in a call with a signal mask of its own: the kernel would
     /// drop that mask when another is set, and this signal ends the call anyway.
     pub(crate) fn has_excess_signals(&self) -> bool {
         let in_masked_call = || self.current.as_ref().is_some_and(|call| call.request.call.mask().is_some());
         self.unacked.len() >= MAX_UNACKED_SIGNALS && self.held_signals == 0 && !in_masked_call()
     }
 
-    /// Has its stopped deputy block the signals with handlers.
+    /// Makes its stopped deputy block the signals that have handlers.
     ///
     /// # Errors
     /// If it is gone.
@@ -150,8 +150,8 @@ impl Thread {
         stopped.set_sigmask(mask | handled)
     }
 
-    /// Has an idle deputy take the held signals again, once the guest has acknowledged half of the
-    /// others.
+    /// Unblocks the held signals in an idle deputy, once at most half of `MAX_UNACKED_SIGNALS` are
+    /// unacknowledged.
     fn release_signals(&mut self) {
         if self.held_signals == 0 || self.unacked.len() > MAX_UNACKED_SIGNALS / 2 || self.current.is_some() {
             return;

@@ -10,8 +10,8 @@ use tern_ids::HomePid;
 /// The waits of a process. The main loop ends them.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// The work that begins when all its threads, which run at home, have stopped, and since when it
-    /// has waited.
+    /// The work that begins when all its threads, which run at home, have stopped, and the time at
+    /// which the wait for this began.
     when_stopped: Option<(WhenStopped, Instant)>,
     /// Since when its move waits for a thread that cannot be stopped.
     blocked_since: Option<Instant>,

@@ -28,11 +28,12 @@ impl Shim {
     }
 
     /// The process to fetch home first, if a call accesses, at home, memory whose current content
-    /// is away. That is the caller, unless it has only inherited the descriptor; then another
-    /// sharer.
+    /// is away. This is the calling process, or another sharer if the caller has only inherited the
+    /// descriptor.
     pub(crate) fn sharer_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
-        // A close counts: it usually precedes telling another process that the file is written.
-        const TOUCHING: [i64; 22] = [
+        // A close counts: a program usually closes a file before it tells another process that the
+        // file is written.
+        const ACCESSING_CALLS: [i64; 22] = [
             libc::SYS_close,
             libc::SYS_read,
             libc::SYS_write,
@@ -57,7 +58,7 @@ impl Shim {
             libc::SYS_vmsplice,
         ];
         let call = &request.call;
-        if self.shared_memory.is_empty() || !TOUCHING.contains(&i64::from(call.nr)) {
+        if self.shared_memory.is_empty() || !ACCESSING_CALLS.contains(&i64::from(call.nr)) {
             return None;
         }
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
@@ -77,9 +78,9 @@ impl Shim {
         sharer.map(|process| process.pid)
     }
 
-    /// The calling process, to be fetched home first, if by this call it ends or executes a
-    /// program, and it is the last one away that has the content of some shared memory. Otherwise
-    /// that content would be lost with its guest.
+    /// The calling process, if it must be fetched home first: by this call it ends or executes a
+    /// program, and it is the last process away that has the content of some shared memory. That
+    /// content would be lost with its guest.
     pub(crate) fn last_holder_to_fetch(&mut self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
         const ALL: [i64; 3] = [libc::SYS_exit_group, libc::SYS_execve, libc::SYS_execveat];
         let nr = i64::from(request.call.nr);
@@ -110,9 +111,9 @@ impl Shim {
         alone.into_iter().any(|id| !self.is_unreachable(id, pid, exits)).then_some(pid)
     }
 
-    /// Whether no process can reach an object once this process does not map it, or has exited:
-    /// anonymous memory; or an unlinked file that no other process has open (a Java machine unlinks
-    /// its own before it ends).
+    /// Whether no process can reach an object once this process does not map it, or has exited.
+    /// This holds for anonymous memory, and at an exit also for an unlinked file that no other
+    /// process has open (a Java machine unlinks its own before it ends).
     fn is_unreachable(&mut self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
         let Some(file) = self.shared_memory.objects().get(id) else { return false };
         let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Opens the memory that departing processes share, and keeps it open while it is shared away.
+//! Opens the memory that departing processes share, and keeps it open while processes away share
+//! it.
 
 use crate::process::Process;
 use crate::process::state::State;
@@ -46,8 +47,8 @@ impl Shim {
         let writable = |pid: HomePid| {
             let mut writable = HashMap::new();
             for m in self.program_maps(pid.0).unwrap_or_default() {
-                // Only a writable mapping: on some file systems another file has the same device
-                // and inode.
+                // Only writable mappings count: on some file systems another file may have the same
+                // device and inode.
                 if layout::writes_are_visible_to_others(&m) {
                     writable.entry(object::id(&m)).or_insert(m);
                 }
@@ -85,14 +86,14 @@ impl Shim {
         Ok(())
     }
 
-    /// Keeps an object open, watched and guarded while it is shared away.
+    /// Keeps an object open, watched and guarded while processes away share it.
     pub(crate) fn track_object(&mut self, id: ObjectId, file: std::fs::File) -> std::io::Result<()> {
         let uid = self.processes.values().next().map_or(0, |process| process.uid);
         self.shared_memory.track(id, file, uid)
     }
 
     /// No process away maps these pieces of anonymous shared memory any more, and their content is
-    /// gone. Unmaps them in this deputy too, and closes those that no other process has.
+    /// gone. Unmaps them in this deputy too, and closes those that no other process shares.
     pub(crate) fn release_objects(&mut self, pid: HomePid, objects: &[ObjectId]) {
         let Some(process) = self.processes.get_mut(&pid).filter(|p| matches!(p.state, State::Away)) else {
             return;
@@ -119,7 +120,7 @@ impl Shim {
 }
 
 impl Process {
-    /// Has a stopped deputy unmap these pieces of anonymous shared memory, and resumes it.
+    /// Unmaps these pieces of anonymous shared memory in a stopped deputy, and resumes the deputy.
     fn unmap_objects(&mut self, stopped: Stopped, objects: &[ObjectId]) -> tern_tracee::Result<()> {
         let maps = procfs::maps(self.memory.pid())?;
         let is_released =

@@ -1,18 +1,18 @@
-//! Blocks opens for writing of memory that is shared away, until the group is home. Otherwise what
-//! is written would be overwritten when the group returns, and the group would never see it.
+//! Blocks opens for writing of memory that processes away share, until their group is home.
+//! Otherwise the group would overwrite such writes when it returns, without having seen them.
 //!
 //! The kernel asks before it opens a watched file (fanotify(7), FAN_OPEN_PERM), and a thread of the
-//! shim answers. Read-only opens pass at once: some programs open the files of all others (each Java
-//! machine does when it starts). An openat2 may be one too, but its flags are in the program's memory,
-//! so it is blocked. Opens by shims pass at once: other processes wait for shims. The main loop lets
-//! opens by the group itself pass at once, since [`super::access`] checks the use of the descriptor,
-//! and all other opens when the group is home.
+//! shim answers. Read-only opens pass at once: some programs open the files of all others (each
+//! Java machine does when it starts). An openat2 may be read-only too, but its flags are in the
+//! program's memory, so it is blocked. Opens by shims pass at once: other processes wait for shims.
+//! The main loop lets opens by the group itself pass at once, since [`super::access`] checks the
+//! use of the descriptor, and all other opens when the group is home.
 //!
 //! A blocked thread sleeps in state D (killable). A shim that stops a process does not wait for
 //! threads in that state ([`crate::stops::quiesce`]). So a blocked thread blocks no shim, whichever
-//! shim traces it. Two groups can block each other for ever if a process of each opens what the other one
-//! shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]. If it succeeded then, its writes would
-//! be lost without an error.
+//! shim traces it. Two groups can block each other for ever if a process of each group opens what
+//! the other group shares. So an open fails with EPERM after [`MAX_BLOCK_TIME`]. If the kernel let
+//! it pass instead, its writes would be lost without an error.
 //!
 //! If the shim ends, the kernel lets all opens pass. All of this needs CAP_SYS_ADMIN: without it
 //! nothing is blocked.
@@ -37,8 +37,9 @@ use tern_tracee::{procfs, threads};
 const MAX_BLOCK_TIME: Duration = Duration::from_secs(45);
 /// How often the thread checks for opens that were blocked long enough.
 const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Within this time after an open was allowed, its descriptor is in the process, where a scan finds
-/// it. This module does not look for it: a process outside the group may have very many descriptors.
+/// Within this time after an open was allowed, its descriptor appears in the process, where a scan
+/// finds it. This module does not look for the descriptor itself: a process outside the group may
+/// have very many descriptors.
 const MAX_OPENING_TIME: Duration = Duration::from_secs(1);
 
 /// The blocker, as seen by the main loop.
@@ -113,7 +114,7 @@ impl OpenBlocker {
         });
     }
 
-    /// The blocked opens: device and inode, and the thread that opens it.
+    /// The blocked opens: device and inode of the file, and the thread that opens it.
     pub(crate) fn blocked(&self) -> Vec<((u64, u64), HomePid)> {
         self.thread_state.waiting().iter().map(|one| (one.inode, one.tid)).collect()
     }
@@ -131,7 +132,7 @@ impl OpenBlocker {
 
     /// As [`pass`](Self::pass), for a thread outside the group. The group does not move again until
     /// this open is finished.
-    pub(super) fn pass_stranger(&mut self, inode: (u64, u64), tid: HomePid) {
+    pub(super) fn pass_outsider(&mut self, inode: (u64, u64), tid: HomePid) {
         self.forget_opened();
         self.opening.push((inode, tid, Instant::now()));
         self.pass(inode, tid);

@@ -25,7 +25,7 @@ const OPENER_TIMEOUT: Duration = Duration::from_millis(30);
 pub(crate) enum Opener {
     /// No other process has it open.
     None,
-    /// This one has.
+    /// This process has it open.
     Process(i32),
     /// The scan has not ended. The caller may ask again; the main loop is woken at its end.
     Pending,

@@ -1,5 +1,5 @@
-//! Fetches processes home when another process opens, by name, memory that they share away: it
-//! would see the content as of their departure.
+//! Fetches processes home when another process opens, by name, memory that they share. The other
+//! process would see the memory's content as of their departure.
 //!
 //! The kernel reports the open, not a read right after it, and some programs only open files and
 //! close them again (a Java machine does so with the files of all others). So after a report the
@@ -43,7 +43,7 @@ impl Shim {
             };
             self.shared_memory.opens_checked(id);
             if let (Some(pid), Some(other)) = (away, other) {
-                self.fetch_home(pid, &format!("shared memory: {other} opened what it shares"));
+                self.fetch_home(pid, &format!("shared memory: {other} opened its shared memory"));
             }
         }
     }
@@ -65,13 +65,13 @@ impl Shim {
             let there =
                 sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
             if let Some(pid) = there {
-                self.fetch_home(pid, &format!("shared memory: process {tid} opens what it shares"));
+                self.fetch_home(pid, &format!("shared memory: thread {tid} is opening its shared memory"));
             }
         }
     }
 
-    /// Whether a thread's process moves together with one of these, which then cannot come home
-    /// before its open ends.
+    /// Whether a thread's process moves together with one of these sharers. The sharers can then
+    /// not come home before the thread's open ends.
     fn belongs_to_group(&self, tid: HomePid, mut sharers: impl Iterator<Item = HomePid>) -> bool {
         let opener = self.processes.values().find(|process| process.threads.contains_key(&tid));
         let Some(pid) = opener.map(|opener| opener.pid) else { return false };

@@ -68,8 +68,8 @@ impl SharedMemory {
         self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
     }
 
-    /// Keeps an object open, watched and guarded while it is shared away, for processes of this
-    /// user.
+    /// Keeps an object open, watched and guarded while processes away share it. `uid` is the user
+    /// of these processes.
     pub(super) fn track(&mut self, id: ObjectId, file: File, uid: u32) -> io::Result<()> {
         let meta = file.metadata()?;
         // A sealed object could not be written when the process comes home.
@@ -117,12 +117,12 @@ impl SharedMemory {
         }
     }
 
-    /// Other processes may have this object open, until a scan shows otherwise.
+    /// Marks an object that other processes may have open, until a scan shows otherwise.
     pub(super) fn uncheck(&mut self, id: ObjectId) {
         self.unchecked_inodes.extend(self.inodes.get(&id));
     }
 
-    /// The same for all objects that were opened by name just now.
+    /// As [`uncheck`](Self::uncheck), for all objects that were opened by name just now.
     pub(crate) fn uncheck_opened(&mut self) {
         if let Some(watch) = &mut self.open_watch {
             let opened = watch.opened().iter().filter_map(|id| self.inodes.get(id));
@@ -130,10 +130,12 @@ impl SharedMemory {
         }
     }
 
-    /// Checks that only these processes have open what they share, and no other one opens it.
+    /// Checks that only these processes have open the memory that they share, and that no other
+    /// process is opening it.
     ///
     /// # Errors
-    /// If one does, or may, or if that is not known yet.
+    /// If another process has the memory open or is opening it, or may have, or if that is not
+    /// known yet.
     pub(super) fn check_openers(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
         let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
         let unchecked: HashSet<_> =
@@ -143,7 +145,7 @@ impl SharedMemory {
             .as_mut()
             .and_then(|open_blocker| unchecked.iter().find_map(|inode| open_blocker.opening_thread(*inode)));
         if let Some(tid) = opening {
-            return Err(shared_refusal(format!("thread {tid} opens what it shares"), true).into());
+            return Err(shared_refusal(format!("thread {tid} is opening its shared memory"), true).into());
         }
         if unchecked.is_empty() {
             return Ok(());
@@ -156,10 +158,10 @@ impl SharedMemory {
             Opener::Pending => Err(Unopened::ScanPending),
             // A process that inherits or opens it may be about to map it.
             Opener::Process(other) => {
-                Err(shared_refusal(format!("process {other} has open what it shares"), true).into())
+                Err(shared_refusal(format!("process {other} has its shared memory open"), true).into())
             }
             Opener::Unknown => {
-                let why = "it takes too long to learn which other processes have open what it shares";
+                let why = "the check which other processes have its shared memory open takes too long";
                 Err(shared_refusal(why.into(), true).into())
             }
         }
@@ -189,17 +191,17 @@ impl SharedMemory {
         }
     }
 
-    /// The blocked opens: device and inode, and the thread that opens it.
+    /// The blocked opens: device and inode of the file, and the thread that opens it.
     pub(super) fn blocked_opens(&self) -> Vec<((u64, u64), HomePid)> {
         self.open_blocker.as_ref().map(OpenBlocker::blocked).unwrap_or_default()
     }
 
-    /// Lets the blocked opens of a file by a thread pass. `is_own` says whether it belongs to the
-    /// group that shares the file.
+    /// Lets the blocked opens of a file by a thread pass. `is_own` says whether the thread belongs
+    /// to the group that shares the file.
     pub(super) fn pass_open(&mut self, inode: (u64, u64), tid: HomePid, is_own: bool) {
         match &mut self.open_blocker {
             Some(open_blocker) if is_own => open_blocker.pass(inode, tid),
-            Some(open_blocker) => open_blocker.pass_stranger(inode, tid),
+            Some(open_blocker) => open_blocker.pass_outsider(inode, tid),
             None => {}
         }
     }

@@ -29,8 +29,8 @@ pub(crate) fn is_permitted(pid: i32) -> bool {
     tern_tracee::limit::get(pid, libc::RLIMIT_CORE).is_ok_and(|(soft, _)| soft >= MIN_CORE_LIMIT)
 }
 
-/// Prevents a core of a deputy that is about to be killed. Where the hard limit is 0 that takes
-/// privilege; without it a `core_pattern` that names a pipe still gets a core.
+/// Prevents a core of a deputy that is about to be killed. If the hard limit is 0 this needs
+/// privilege; without privilege a `core_pattern` that names a pipe still gets a core.
 pub(crate) fn prevent_core(pid: i32) {
     let Some(pid) = Pid::from_raw(pid) else { return };
     let limit = Rlimit { current: Some(NO_CORE_LIMIT), maximum: Some(NO_CORE_LIMIT) };

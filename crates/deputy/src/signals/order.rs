@@ -25,7 +25,8 @@ use tern_tracee::{Memory, Result, procfs};
 /// How long to wait for the stop of a pending signal. In a frozen control group it does not come.
 const SIGNAL_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the main loop waits for it. A deputy that gets a CPU stops within microseconds.
+/// How long the main loop itself waits for such a stop. A deputy that gets a CPU stops within
+/// microseconds.
 const INLINE_STOP_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// The target of a call that sends signals.
@@ -51,13 +52,13 @@ fn signal_target(call: &Call) -> Option<SignalTarget> {
 }
 
 impl Shim {
-    /// Handles the stops for the signals that the finished call of this thread has sent to deputies,
-    /// which forwards them. Returns whether a stop is still to come: then the call's result must
-    /// wait, and the main loop goes on.
+    /// Handles the stops for the signals that the finished call of this thread has sent to
+    /// deputies; this forwards the signals. Returns whether a stop is still to come: then the
+    /// call's result must wait, and the main loop goes on.
     ///
-    /// The kernel dequeues a signal and stops the thread for its tracer in one step. So if no
-    /// signal is pending its stop is available, or was handled. And after each stop that is handled
-    /// there may be another signal.
+    /// The kernel dequeues a signal and stops the thread for its tracer in one step. So once a
+    /// signal is not pending any more, its stop is available or was handled. And after each stop
+    /// that is handled there may be another signal.
     pub(crate) fn must_await_sent_signals(&mut self, tid: HomePid) -> bool {
         let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
         let Some(current) =
@@ -96,9 +97,9 @@ impl Process {
 
     /// Takes the pending signals that handlers are to see from the kernel, for the threads of a
     /// captured process, which is stopped. Returns the messages to send to the guest before it
-    /// starts. The deputy would forward these signals only when the guest already runs, which may
-    /// by then have learned of them from their sender. If the process stays they are raised again
-    /// ([`Self::raise_unacked`]).
+    /// starts. Otherwise the deputy would forward these signals only when the guest already runs,
+    /// and the guest may by then have learned of them from their sender. If the process stays at
+    /// home, the signals are raised again ([`Self::raise_unacked`]).
     ///
     /// # Errors
     /// If it is gone.
@@ -135,8 +136,8 @@ impl Process {
         Ok(messages)
     }
 
-    /// Has a thread under injection raise again, in itself, the signals that its guest, which never
-    /// ran, has not acknowledged.
+    /// Raises again, in a thread under injection, the signals that its guest, which never ran, has
+    /// not acknowledged.
     ///
     /// # Errors
     /// If it is gone.
@@ -152,9 +153,9 @@ impl Process {
     }
 }
 
-/// Has a thread under injection queue signals to itself that had been taken from it. A thread may
-/// send itself any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
-/// namespace.
+/// Queues signals again to the thread from which they were taken, by calls of that thread, which is
+/// under injection. A thread may send itself any siginfo, including the kernel's own. `own` is its
+/// pid and tid in its own pid namespace.
 ///
 /// # Errors
 /// If it is gone.
@@ -174,8 +175,9 @@ pub(crate) fn raise_natively(
     Ok(())
 }
 
-/// The set of signals that are pending for a stopped thread and that handlers are to see. Not those
-/// of timers, which have no sender: the kernel must have them pending when its timers are taken.
+/// The set of signals that are pending for a stopped thread and that handlers are to see. Signals
+/// of timers are left out: they have no sender, and the kernel must have them pending when its
+/// timers are taken.
 fn pending_for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
     let (own, shared) = stopped.pending()?;
     let (mut wanted, mut left) = (0, stopped.sigmask()?);
@@ -220,8 +222,8 @@ fn dequeue(
 }
 
 /// Whether one of these threads is about to take a signal. A thread that is stopped, or in a vfork,
-/// takes none now. The kernel may have chosen it for a signal that others could take too, so then
-/// no thread of its process is waited for.
+/// takes none now. The kernel may have chosen such a thread for a signal that others could take
+/// too, so then no thread of its process is waited for.
 pub(crate) fn will_take_signal(threads: &[HomePid]) -> bool {
     let mut takes = false;
     for tid in threads {

@@ -109,8 +109,8 @@ impl Process {
         }
     }
 
-    /// Has a stopped deputy thread kill the process by the signal that killed its program at the
-    /// guest.
+    /// Kills the process, through a stopped deputy thread, by the signal that killed its program at
+    /// the guest.
     ///
     /// # Errors
     /// If it is gone, or this is not a signal number.
@@ -133,7 +133,8 @@ impl Process {
         stopped.resume(0)
     }
 
-    /// Sends a deputy that cannot be stopped now the signal that killed its program at the guest.
+    /// Sends the signal that killed the program at the guest to a deputy that cannot be stopped
+    /// now.
     ///
     /// # Errors
     /// If it is gone, or this is not a signal number.

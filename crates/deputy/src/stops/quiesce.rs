@@ -47,9 +47,9 @@ pub(crate) enum Quiesced {
 }
 
 impl Shim {
-    /// Handles the next wait status, or waits a moment for one, while a process at home is quiesced.
-    /// If its first thread exits before others the kernel reports nothing, so that is polled.
-    /// Returns false if a thread is in an uninterruptible sleep.
+    /// Handles the next wait status, or waits a moment for one, while a process at home is
+    /// quiesced. If its first thread exits before others the kernel reports nothing, so the shim
+    /// polls for that exit. Returns false if a thread is in an uninterruptible sleep.
     fn poll_for_stop_of(&mut self, pid: HomePid, polls: &mut u32) -> Result<bool> {
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(true) };
         let Some(awaited) = process.live_threads().find(|thread| thread.stopped.is_none()) else {
@@ -110,8 +110,8 @@ impl Shim {
                 }
             }
             // The kernel reports nothing more about a thread whose exit was reaped already. The
-            // first thread also looks like one while another, which executes a program, takes over
-            // the pid.
+            // first thread also looks gone while another thread, which executes a program, takes
+            // over the pid.
             gone.retain(|tid| procfs::status(tid.0).map_or(true, |s| s.has_exited() && s.tracer == 0));
             gone.retain(|tid| *tid != pid || !procfs::is_alive(pid.0));
             for tid in &gone {
@@ -242,8 +242,8 @@ impl Shim {
     }
 
     /// Stops a deputy thread of a process that is away, `preferred` if possible and else any, and
-    /// runs `work` on it. Returns none if no thread can be stopped now. One of them is then to stop
-    /// when it wakes.
+    /// runs `work` on it. Returns none if no thread can be stopped now. One thread is then asked to
+    /// stop when it wakes.
     pub(crate) fn with_any_thread<T: Default>(
         &mut self,
         pid: HomePid,
@@ -264,7 +264,7 @@ impl Shim {
             if !std::mem::replace(&mut thread.stop_wanted, true) {
                 stop::interrupt(tid.0)?;
             }
-            // A thread that waits for a FUSE server enters such a sleep only when it is
+            // A thread that waits for a FUSE server enters an uninterruptible sleep only when it is
             // interrupted. Then another thread is tried.
             if !self.poll_for_stop(tid, &mut polls)? && candidate.is_none() {
                 return Ok(None);
@@ -297,8 +297,8 @@ impl Process {
         self.live_threads().filter(lasts).any(|thread| is_uninterruptible(thread.tid))
     }
 
-    /// Withdraws the requests that threads of a deputy stop. Those that are stopped continue their
-    /// calls.
+    /// Withdraws the stop requests to the threads of a deputy. Threads that are stopped already
+    /// continue their calls.
     ///
     /// # Errors
     /// If it is gone.

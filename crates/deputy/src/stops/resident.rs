@@ -1,8 +1,8 @@
 //! Work on processes at home that begins when all their threads have stopped.
 //!
 //! A thread in an uninterruptible sleep stops only when it wakes. The main loop does not wait for
-//! it, but serves the family and tries again. A move for which this lasts begins again, and is
-//! refused in the end; a freeze is refused at once.
+//! it, but serves the family and tries again. If the sleep lasts, a move begins again, and is
+//! refused in the end; a freeze is refused without another attempt.
 
 use super::quiesce::{Quiesced, is_uninterruptible};
 use crate::migrate::arrival::MAX_BLOCKED;
@@ -17,7 +17,7 @@ use tern_ids::HomePid;
 use tern_migrate::departure_failure::Busy;
 
 impl Shim {
-    /// Has a process that stays at home run on, untraced.
+    /// Lets a process that stays at home run on, untraced.
     pub(crate) fn release(&mut self, pid: HomePid) {
         self.when_stopped(pid, WhenStopped::Release);
     }
@@ -29,7 +29,7 @@ impl Shim {
         self.continue_stop(pid);
     }
 
-    /// Continues what waits for stops of processes at home.
+    /// Continues the work that waits for stops of processes at home.
     pub(crate) fn continue_stops(&mut self) {
         let waits = |process: &&Process| process.waits.is_for_stop();
         let waiting: Vec<HomePid> = self.processes.values().filter(waits).map(|one| one.pid).collect();

@@ -15,7 +15,7 @@ const SECOND: u64 = 1_000_000_000;
 /// A timer is not checked more often than the kernel does it.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(4);
 
-/// How long limits that were read are used.
+/// Maximum age of cached limits.
 const MAX_LIMITS_AGE: Duration = Duration::from_secs(1);
 
 /// Which clocks are checked.
@@ -230,8 +230,8 @@ impl CpuTimers {
         thresholds
     }
 
-    /// Updates the thresholds. Returns those that its guest must be sent; none stands for one that
-    /// was removed.
+    /// Updates the thresholds. Returns those that must be sent to its guest, with none for a
+    /// threshold that was removed.
     pub(super) fn update_thresholds(
         &mut self,
         pid: HomePid,

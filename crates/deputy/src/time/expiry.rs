@@ -1,9 +1,10 @@
 //! Checks the CPU-time timers and RLIMIT_CPU of a process that is away, and reacts to their expiry.
 //!
-//! Home can measure the deputy's CPU time and has the guest's as of its last report. It asks the
-//! guest shim to report as soon as the remainder has been used there (`WatchUsage`), and updates
-//! that threshold with each report, since the deputy uses CPU time as well. It also checks when a
-//! call of the deputy finishes: a program that mostly makes calls uses its time at home.
+//! Home can measure the deputy's CPU time, and has the guest's CPU time as of its last report. Home
+//! asks the guest shim to report as soon as the time that is left until the next expiry has been
+//! used there (`WatchUsage`). It updates that threshold with each report, since the deputy uses CPU
+//! time as well. It also checks when a call of the deputy finishes: a program that mostly makes
+//! calls uses its time at home.
 
 use crate::process::Process;
 use crate::shim::Shim;
@@ -16,8 +17,8 @@ use tern_syscall::{Arg, Call, Outcome};
 use tern_tracee::cpu;
 
 impl Process {
-    /// The clock that this process means by a clock id, if it is one of its own that counts CPU
-    /// time.
+    /// The CPU-time clock of this process, or of one of its threads, that a clock id denotes; none
+    /// for other clocks.
     pub(crate) fn resolve_clock(&self, number: i32, caller: Option<HomePid>) -> Option<CpuClock> {
         const THREAD: i32 = 4;
         let whole = CpuClock { thread: None, user: number < 0 && number & 3 == 1 };
@@ -79,8 +80,8 @@ impl Shim {
         true
     }
 
-    /// Fires expired timers and limits and sends the next thresholds. Not while job control has
-    /// stopped the process: it uses no CPU time then.
+    /// Fires expired timers and limits and sends the next thresholds. Does nothing while job
+    /// control has stopped the process, which then uses no CPU time.
     pub(crate) fn check_timers(&mut self, pid: HomePid, of: ClockScope) {
         let Some(process) =
             self.processes.get_mut(&pid).filter(|process| process.is_away() && !process.job_stopped)

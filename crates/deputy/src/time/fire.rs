@@ -2,16 +2,16 @@
 //! them.
 //!
 //! When a process becomes a deputy its timers are taken out of the kernel. They are put back
-//! whenever the process is to run at home: after a return, a revoked move, or an exec. While it is
-//! away an expired timer is fired by the deputy. It arms a timer of timer_create with a time in the
-//! past, which raises the right signal in the right thread with the timer's own siginfo. For
-//! interval timers and limits it sends itself the signal that the kernel would send, as only it
-//! can. For both the deputy is stopped as for any injected call, and the call that it was in
-//! continues, or is interrupted as by any signal.
+//! whenever the process is to run at home: after a return, a revoked move, or an exec. While the
+//! process is away, its deputy fires an expired timer. The deputy arms a timer of timer_create with
+//! a time in the past, which raises the right signal in the right thread with the timer's own
+//! siginfo. For interval timers and limits the deputy sends itself the signal that the kernel would
+//! send; no other process can send such a signal. For both the deputy is stopped as for any
+//! injected call, and the call that it was in continues, or is interrupted as by any signal.
 //!
-//! Kernels from 6.13 on forget a pending signal of a timer when that timer is set, so it is lost
-//! when the timer is taken or put back. Such a timer is fired again; where the signal is still
-//! pending that has no effect.
+//! Kernels from 6.13 on forget a pending signal of a timer when that timer is set, so the signal is
+//! lost when the timer is taken or put back. Such a timer is fired again; if the signal is still
+//! pending, that has no effect.
 
 use crate::process::Process;
 use crate::time::cpu_timers::DueSignal;
@@ -50,8 +50,8 @@ impl Process {
         }
         for timer in made {
             // If a timer's clock is the CPU clock of the thread that created it, the kernel does
-            // not report that thread. It is mostly the one that the timer signals. If it cannot be
-            // determined the timer stays in the kernel and counts home's part only.
+            // not report that thread, which is mostly the one that the timer signals. If the thread
+            // cannot be determined the timer stays in the kernel and counts home's part only.
             let only = (self.threads.len() == 1).then_some(self.pid);
             let caller = timer.thread.map(HomePid).filter(|tid| self.threads.contains_key(tid)).or(only);
             let Some(clock) = self.resolve_clock(timer.clock, caller) else { continue };
@@ -84,7 +84,8 @@ impl Process {
         self.threads.keys().any(|tid| pending(*tid) >> (signal - 1) & 1 == 1)
     }
 
-    /// Puts its timers back into the kernel, by a thread under injection: it is to run at home.
+    /// Puts its timers back into the kernel, by a thread under injection: the process is to run at
+    /// home.
     ///
     /// # Errors
     /// If it is gone.
@@ -123,7 +124,7 @@ impl Process {
         Ok(())
     }
 
-    /// Has a stopped deputy thread raise these signals, and resumes it.
+    /// Raises these signals in a stopped deputy thread, and resumes the thread.
     pub(crate) fn fire(&mut self, stopped: Stopped, due: &[DueSignal]) -> Result<()> {
         let own_tid = self.thread(HomePid(stopped.pid()))?.own_tid;
         let (mut injection, reserve) = self.injection(stopped)?;

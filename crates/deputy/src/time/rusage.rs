@@ -2,8 +2,8 @@
 //!
 //! When a parent waits for a child, home's kernel adds the CPU time of the child, and of the
 //! children that it has waited for, to the parent's (`RUSAGE_CHILDREN`, `times`); not if the parent
-//! discards its children (SIGCHLD ignored, or SA_NOCLDWAIT). The same is done here with the CPU
-//! time used away, which that kernel does not know.
+//! discards its children (SIGCHLD ignored, or SA_NOCLDWAIT). This module does the same with the CPU
+//! time used away, which home's kernel does not know.
 //!
 //! The shim, as tracer, sees the exit of a deputy before the parent can wait for it. The guest
 //! reports its CPU time before it requests its exit or reports that it was killed. (If the deputy
@@ -41,8 +41,8 @@ impl Shim {
                 let ended = EndedChild { pid: process.pid, used };
                 parent.usage.child_ended(process.own_pid, ended);
             }
-            // Another shim may hold its parent. If the parent runs untraced at home nothing would
-            // ask.
+            // Another shim may hold its parent. If the parent runs untraced at home, nothing would
+            // ask for the saved time.
             None if procfs::status(process.parent.0).is_ok_and(|parent| parent.tracer != 0) => {
                 self.usage_store.save(process.pid, process.started, process.usage.saved());
             }
@@ -97,7 +97,7 @@ impl Shim {
             return Some(living.usage.saved().sum());
         }
         // A child that was detached, or belongs to another shim, is known by the pid in this
-        // namespace. If it has been waited for its entry is removed.
+        // namespace. Once that child has been waited for, its entry is removed.
         let child = HomePid(child);
         let saved_usage = self.usage_store.peek(child).filter(|_| process.own_pid == process.pid.0)?;
         if procfs::status(child.0).is_err() {

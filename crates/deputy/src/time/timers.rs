@@ -2,18 +2,18 @@
 //!
 //! Home's kernel sees only the CPU time of the deputy. So while a process is away these timers are
 //! disarmed in that kernel and kept in this table, with the expiry of each as CPU time used at home
-//! and away together. The guest shim is sent the threshold that corresponds to it (`WatchUsage`)
-//! and reports when it is reached. Then home's kernel is made to raise the signal
-//! ([`crate::time::expiry`], [`crate::time::fire`]). From there on it is a signal like any other at
-//! home: blocked, waited for, read from a signalfd, handled at the guest, or fatal, with its
-//! siginfo and the right wait status. No move loses it. A timer in the guest's kernel would be
-//! simpler to set, but its signal would exist in that kernel only: a wait at home would not receive
-//! it, and a blocked one would have to be carried along by each move.
+//! and away together. The guest shim is sent the threshold that corresponds to this expiry
+//! (`WatchUsage`) and reports when the threshold is reached. Then home's kernel is made to raise
+//! the signal ([`crate::time::expiry`], [`crate::time::fire`]). From there on it is a signal like
+//! any other at home: blocked, waited for, read from a signalfd, handled at the guest, or fatal,
+//! with its siginfo and the right wait status. No move loses it. A timer in the guest's kernel
+//! would be simpler to set, but its signal would exist in that kernel only: a wait at home would
+//! not receive it, and a blocked one would have to be carried along by each move.
 //!
-//! Calls that set or query timers are answered from the table. Creating and deleting them, which
-//! assigns and frees their ids, is done by home's kernel. At home, or in a new program (in which
-//! those of timer_create are deleted, as by the kernel), they run in the kernel again with the time
-//! left.
+//! Calls that set or query timers are answered from the table. Creating and deleting timers, which
+//! assigns and frees their ids, is done by home's kernel. After a return home or an exec, the
+//! timers run in the kernel again with the time left. An exec deletes those of timer_create, as in
+//! the kernel.
 //!
 //! A timer never fires early, but late by the round trip home. Periods that end meanwhile are one
 //! signal and count as overrun, as they do while a signal is pending.

@@ -94,7 +94,8 @@ impl AwayUsage {
         self.ended_children.get(&number).map(|ended| ended.used)
     }
 
-    /// A new child has this pid. An earlier one was waited for while the process was at home.
+    /// A new child has this pid. An earlier child with this pid was waited for while the process
+    /// was at home.
     pub(crate) fn child_created(&mut self, number: i32) {
         self.ended_children.remove(&number);
     }

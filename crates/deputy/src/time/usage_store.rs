@@ -72,7 +72,7 @@ impl UsageStore {
     }
 
     /// The CPU time of a process that is alive, or was just now. The entry stays. If the process is
-    /// gone, so is its start time, and the entry is taken for its own.
+    /// gone, its start time is unknown, and the entry counts as its own.
     pub(crate) fn peek(&self, pid: HomePid) -> Option<SavedUsage> {
         let (started, saved_usage) = self.entry(pid).ok()?;
         let is_another = procfs::stat(pid.0).is_ok_and(|stat| stat.start_time() != started);

@@ -1,5 +1,5 @@
-//! A death is known everywhere soon, needs two nodes that found it, and is never declared of a
-//! living node.
+//! A death is soon known everywhere. A node is declared dead only if two nodes cannot reach it, or
+//! if one cannot and has no other node to ask.
 
 use crate::simulated::{Cluster, Delivery};
 use tern_gossip::{MemberStatus, MembershipEvent};

@@ -60,7 +60,7 @@ fn loss_of_a_fifth_of_all_messages_is_tolerated() {
         cluster.steps(10);
         ages += cluster.average_age() / 100.0;
     }
-    // A fifth fewer messages make entries a fifth older; one period is added because this is
+    // A fifth fewer messages make entries a quarter older. One period is added because ages are
     // measured at the end of a step.
     let expected = model::average_age(64, 16) / 0.8 + 1.0;
     assert!((ages / expected - 1.0).abs() < 0.15, "{ages:.2}, not {expected:.2}");

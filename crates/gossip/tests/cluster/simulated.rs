@@ -149,12 +149,12 @@ impl Cluster {
         seen_by.gossip.member(self.now, NodeId(of)).unwrap().status
     }
 
-    /// Whether all running nodes have this status of that node.
+    /// Whether all running nodes record this status for the node `of`.
     pub(crate) fn all_have(&self, of: u16, status: MemberStatus) -> bool {
         self.running().filter(|(number, _)| *number != of).all(|(_, node)| self.status(of, node) == status)
     }
 
-    /// Whether all running nodes have this status of all running nodes.
+    /// Whether all running nodes record this status for all running nodes.
     pub(crate) fn all_agree(&self, status: MemberStatus) -> bool {
         self.running().all(|(of, _)| self.all_have(of, status))
     }

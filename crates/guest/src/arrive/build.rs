@@ -49,7 +49,7 @@ pub(crate) struct Arriving {
     image: Option<(Box<ProcessImage>, ProcessSync)>,
     /// Its threads except the first, until the image arrives.
     threads: Threads,
-    /// Then all its threads, in the image's order.
+    /// All its threads, in the image's order, once the image has arrived.
     stopped_threads: Vec<Stopped>,
     /// Since when it has been stopped.
     frozen_since: Instant,
@@ -233,7 +233,7 @@ impl Arriving {
         if is_valid { Ok(()) } else { Err(self.inconsistent("invalid thread ids")) }
     }
 
-    /// Creates these threads, unless the address space still waits for content.
+    /// Creates the announced threads, unless the address space still waits for content.
     ///
     /// # Errors
     /// If one cannot be created here.

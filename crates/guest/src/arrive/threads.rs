@@ -1,9 +1,9 @@
-//! Restoring the threads of an arriving process, except the first. They are created by clone calls
-//! that are injected into the first thread, each with its tid, and get their state before they run.
+//! Restoring the threads of an arriving process, except the first. Each is created with its tid by
+//! a clone call that is injected into the first thread, and gets its state before it runs.
 //!
 //! Creating threads takes far longer than any other part of their restore. So the source announces
-//! their tids with the address space, while the process still runs there. For threads that begin or
-//! end later, the created threads are corrected when the image arrives.
+//! their tids with the address space, while the process still runs there. Threads that begin or end
+//! after that are created or ended here when the image arrives.
 
 use crate::error::{GuestError, GuestResult};
 use crate::sandbox::Sandbox;

@@ -11,7 +11,8 @@ impl Guest {
     /// Reports the state of its threads to home, and sends the requests of pending calls again.
     pub(crate) fn announce(&mut self, home: &mut Outbox) {
         let Self { process, threads } = self;
-        // The notices may have been lost with the previous link.
+        // Earlier reports of a fatal signal, or of a thread that cannot continue here, may have
+        // been lost with the previous link.
         process.stop_reasons.report_again();
         // The reply to a repeated call about a timer depends on the current CPU usage.
         home.send(process.pid, process.usage.report());

@@ -1,7 +1,7 @@
 //! Forking both halves.
 //!
-//! Home's half has forked already, and reports the child's pid. Here the same is done by a clone
-//! that is injected into the guest. The child is created beside the guest, not below it
+//! Home's half has forked already, and reports the child's pid. On this node a clone that is
+//! injected into the guest makes the same fork. The child is created beside the guest, not below it
 //! (CLONE_PARENT), so that no second SIGCHLD is sent and the helper reaps it. The child has one
 //! thread, on both sides.
 //!

@@ -85,8 +85,9 @@ impl Thread {
                 Ok(())
             }
             Ok(gathered) => {
-                // A signal that was blocked here while a handler ran, and that this call's mask
-                // admits, was received from home before. Home would not interrupt the call for it.
+                // This call's mask admits a signal that was received from home earlier, and was
+                // blocked here while a handler ran. Home would not interrupt the call for that
+                // signal.
                 let mask = gathered.call.mask().filter(|mask| self.has_deliverable(Some(*mask)));
                 match mask.filter(|_| !self.sync.call_pending) {
                     Some(mask) => Ok(self.reply_under_mask(trap.id, restart::NOHAND, mask, process)?),
@@ -169,7 +170,8 @@ impl Thread {
                 return Ok(self.reply_under_mask(id, ret, mask, process)?);
             }
             // At home the call was interrupted by a signal that is blocked here while a handler
-            // runs. Home cannot see that. Here nothing has interrupted the call.
+            // runs. Home cannot see that it is blocked. On this node nothing has interrupted the
+            // call.
             if !restart::is(ret) {
                 return Ok(self.reply_restart(id, restart::NOINTR)?);
             }
@@ -182,8 +184,8 @@ impl Thread {
     }
 
     /// Continues a transfer that is longer than one message can carry, when a piece of it is
-    /// complete. The thread makes the call for the rest, and gets the sum at the end. From here on
-    /// it is like any other interrupted transfer.
+    /// complete. The thread itself then makes the call for the rest, and gets the sum of all pieces
+    /// as the result. From then on the transfer is handled like any other interrupted transfer.
     fn continue_long_transfer(
         &mut self,
         id: u64,
@@ -228,8 +230,8 @@ impl Thread {
         self.resume_or_hold(stopped, process)
     }
 
-    /// Replies to a call with a signal mask of its own that was interrupted by a signal which only
-    /// this mask admits. The signal is delivered under that mask.
+    /// Replies to a call that has a signal mask of its own (such as ppoll), after a signal that
+    /// only this mask admits has interrupted it. The signal is delivered under that mask.
     fn reply_under_mask(
         &mut self,
         id: u64,
@@ -280,7 +282,7 @@ impl Guest {
         threads.get_mut(&tid).map_or(Ok(None), |thread| thread.take_result(result, used, process))
     }
 
-    /// The CPU time used away, for a pending call that asks for CPU time.
+    /// The CPU time used while away, for a pending call that asks for CPU time.
     fn cpu_time_asked_for(&mut self, tid: HomePid, result: &CallResult) -> Option<CpuTime> {
         let trap = self.threads.get(&tid)?.pending.as_ref()?.trap;
         if result.outcome.ret < 0 || route(trap.nr, &trap.args) != Route::Both(SplitCall::CpuTime) {

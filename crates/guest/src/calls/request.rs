@@ -1,14 +1,15 @@
-//! The requests for calls that home makes. They are made here only, so that nothing goes home before
-//! what must precede it:
+//! The requests for calls that home makes. Only this module builds them, so that no request goes
+//! home before what must precede it:
 //! * The pending writes, closes and offsets of delegated files are the request's prelude, which home
 //!   runs first. So an effect of a call is never visible without the writes before it.
 //! * Descriptors of local files that are no longer delegated are closed in the guest, so that no
 //!   child can inherit the file.
 //! * Home's cached CPU time becomes invalid, because home's part changes.
 //!
-//! While a call is pending everything was sent with it. Only two other messages make earlier writes
-//! visible: the report of a fatal signal, and a departure. Both wait until all delegations are
-//! returned ([`Guest::return_delegations`](crate::process::Guest::return_delegations)).
+//! While a call is pending, nothing is left to send: its request has carried everything. Only two
+//! other messages make earlier writes visible: the report of a fatal signal, and a departure. Both
+//! wait until all delegations are returned
+//! ([`Guest::return_delegations`](crate::process::Guest::return_delegations)).
 
 use crate::calls::procfs_view;
 use crate::error::GuestResult;
@@ -90,8 +91,9 @@ impl Thread {
             || self.sync.call_pending
     }
 
-    /// Sends an internal call for the process's files: a flush, and perhaps the call of a purpose.
-    /// Sends nothing while the thread's deputy is busy, because then everything was sent already.
+    /// Sends an internal call for the process's files: a flush, and the call for `purpose` if there
+    /// is one. Sends nothing while the thread's deputy is busy, because then everything was sent
+    /// already.
     pub(crate) fn send_internal_call(
         &mut self,
         purpose: Option<CallPurpose>,

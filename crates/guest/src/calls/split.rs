@@ -81,8 +81,8 @@ impl Thread {
     }
 
     /// Handles a call about a timer. Home's reply depends on the CPU time used so far, so the shim
-    /// first sends that of the process and of this thread. It does not send that of other threads:
-    /// a timer on the clock of another thread is improbable.
+    /// first sends the CPU time of the process and of this thread. It does not send the CPU time of
+    /// other threads: a timer on the clock of another thread is improbable.
     fn forward_timer_call(
         &mut self,
         trap: Notification,
@@ -99,8 +99,8 @@ impl Thread {
         self.forward(trap, process, home)
     }
 
-    /// Handles the return of a signal handler, which restores the earlier mask. Home follows if
-    /// its mask differs.
+    /// Handles the return of a signal handler, which restores the earlier mask. Home's mask is set
+    /// as well if it differs.
     fn handle_sigreturn(
         &mut self,
         trap: Notification,
@@ -114,9 +114,9 @@ impl Thread {
         if mask == self.deputy_sigmask {
             return Ok(self.let_through(trap.id)?);
         }
-        // Home first: a signal that home's new mask admits must be here before the interrupted code
-        // resumes. Home rejects the call if it crosses a signal, and the thread then makes its
-        // rt_sigreturn again. So home's mask is recorded only when home has set it.
+        // Home's mask is set first: a signal that home's new mask admits must be here before the
+        // interrupted code resumes. Home rejects the call if it crosses a signal, and the thread
+        // then makes its rt_sigreturn again. So home's mask is recorded only when home has set it.
         let set = Arg::Bytes(ByteBuf::from(mask.to_le_bytes().to_vec()));
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
@@ -140,7 +140,8 @@ impl Thread {
         Ok(self.let_through(pending.trap.id)?)
     }
 
-    /// Begins to map a file. Returns the file if it is first to be opened where it is.
+    /// Begins to map a file. Returns the file if this node must first open it itself
+    /// ([`FileRef::location`]).
     fn begin_mapping(
         &mut self,
         mut pending: PendingCall,
@@ -359,14 +360,14 @@ impl Guest {
         Ok(true)
     }
 
-    /// Lets a call through that sets a signal's default action where the signal already has it;
-    /// false for any other call. Home need not see it: posix_spawn, system and popen make it for
-    /// every signal, about sixty calls.
+    /// Lets a call through that sets a signal's action to the default if it already is the default;
+    /// false for any other call. Home need not see such calls: posix_spawn, system and popen make
+    /// one for every signal, about sixty calls.
     ///
     /// Nevertheless the call goes home
     /// * if there are other threads: a change of theirs could overtake one that is let through.
-    /// * if the signal is ignored by default: setting the action discards pending ones, also at
-    ///   home.
+    /// * if the signal is ignored by default: setting the action discards pending signals of that
+    ///   number, also at home.
     /// * if home may have received the call already, which is so while its number is pending.
     fn pass_redundant_default(&mut self, tid: HomePid, trap: &Notification) -> tern_tracee::Result<bool> {
         let Self { process, threads } = self;
@@ -415,8 +416,9 @@ impl Guest {
         Ok(())
     }
 
-    /// Does the local part of a thread's call after home has done its part. Returns the file that it
-    /// maps if that is first to be opened where it is ([`continue_mapping`](Self::continue_mapping)).
+    /// Does the local part of a thread's call after home has done its part. If the call maps a file
+    /// that this node must first open itself, returns that file;
+    /// [`continue_mapping`](Self::continue_mapping) then continues the call.
     ///
     /// # Errors
     /// If the guest is gone, or home is unreachable.

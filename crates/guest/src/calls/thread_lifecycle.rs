@@ -68,7 +68,7 @@ impl Guest {
         };
         process.usage.add_waited(cpu::run_queue_wait(thread.host_tid).unwrap_or_default());
         let (host, id) = (thread.host_tid, pending.trap.id);
-        // The memory is opened through another thread: an exited thread shows none.
+        // An exited thread has no memory, so the memory is opened through another thread.
         let other = threads.values().find(|other| other.host_tid != host && !other.is_exiting);
         if let Some(other) = other.filter(|_| process.memory.pid() == host) {
             process.memory = Memory::open(other.host_tid)?;

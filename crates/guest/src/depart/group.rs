@@ -38,8 +38,8 @@ impl GroupProgress {
             return group;
         };
         for other in departing.group.iter().filter(|other| **other != pid) {
-            // A missing member has ended, here and at home. It is not a child that is still being
-            // created: its parent cannot be stopped until then.
+            // A missing member has ended, here and at home. It cannot be a child that is still
+            // being created, because the parent cannot be stopped until the child exists.
             let Some(guest) = member(*other) else { continue };
             let (ready, stopped) = match &guest.process.state {
                 State::Departing(other) => {

@@ -48,8 +48,8 @@ impl FileIdentifier for GuestMappings<'_> {
     }
 }
 
-/// Adds shared memory that was unmapped here to the files of a layout: what was written to it must
-/// be sent too.
+/// Adds to a layout's files the shared memory that was unmapped on this node: its content must be
+/// sent too.
 fn add_unmapped(layout: &mut Layout, mapped_files: &MappedFiles) {
     let mut known: HashSet<ObjectId> = layout.files.iter().map(|file| (file.device, file.inode)).collect();
     let live = mapped_files.values().filter(|file| file.is_object);
@@ -62,7 +62,7 @@ pub(crate) struct GuestSource<'a> {
     pub(crate) guest: &'a mut Guest,
     /// File content.
     pub(crate) cache: &'a ContentCache,
-    /// Starts the thread that reads it.
+    /// Starts the thread that reads file content.
     pub(crate) workers: &'a Workers,
     /// The progress of its group.
     pub(crate) group: GroupProgress,
@@ -116,7 +116,7 @@ impl MigrationSource for GuestSource<'_> {
         self.workers.start_reader()
     }
 
-    /// The file that it maps is open here: it cannot be opened by other means.
+    /// The content of a mapped file is already open here, and there are no other means to open it.
     fn open_content(&self, file: &FileRef, _by_any_means: bool) -> std::io::Result<OpenContent> {
         let fd = self.cache.get(file).ok_or(std::io::ErrorKind::NotFound)?;
         let file = File::from(fd.try_clone_to_owned()?);
@@ -165,7 +165,7 @@ impl MigrationSource for GuestSource<'_> {
             let mut space = GuestSpace::for_single_calls(injection, &order[0].listener, self.cache);
             captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
         }
-        // Also after a failure: the guest then continues here.
+        // This is done after a failure too, because the guest then continues here.
         for (thread, injection) in order.iter_mut().zip(injections) {
             thread.stopped = Some(injection.finish()?);
         }
@@ -192,7 +192,7 @@ impl Thread {
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let mut space = GuestSpace::for_single_calls(&mut injection, &self.listener, cache);
         let result = act(&mut space);
-        // Also after a failure: the guest then continues here.
+        // This is done after a failure too, because the guest then continues here.
         self.stopped = Some(injection.finish()?);
         result
     }
@@ -263,10 +263,10 @@ impl Guest {
 
     /// Whether the guest may leave now, for home or for another node.
     ///
-    /// A child that runs in its parent's memory may not, until it executes a program; unless one of
-    /// its own calls must be made at home. It then goes alone, with a copy of that memory, as if
-    /// its vfork had been a fork, which POSIX permits. Its parent leaves the vfork when the child
-    /// is dropped here.
+    /// A child that runs in its parent's memory may leave only after it has executed a program,
+    /// with one exception: it may go home for a call of its own that must be made there. It then
+    /// goes alone, with a copy of that memory, as if its vfork had been a fork, which POSIX
+    /// permits. Its parent leaves the vfork when the child is dropped here.
     #[must_use]
     pub(crate) fn can_depart(&self, home: bool) -> bool {
         let in_vfork = self.threads.values().any(|thread| thread.vfork_wait.is_some());

@@ -21,16 +21,16 @@
 //!      +24 address of the `syscall`, +32 address behind it, +40 number of the call
 //! ```
 //! A site jumps here with its record in rax. Only rax, rcx and r11 may be changed, as by a
-//! `syscall`; the flags may be, because a site is patched only if the code behind its `syscall`
-//! sets them anew. The stack with its red zone, and all other registers, are preserved: bytes are
-//! copied by `rep movsb`.
+//! `syscall`, and the flags, because a site is patched only if the code behind its `syscall` sets
+//! them anew. The stack with its red zone, and all other registers, are preserved: bytes are copied
+//! by `rep movsb`.
 //!
-//! An operation takes effect with one store, the last of each body: the new offset. A thread that
-//! is stopped before the store has not begun ([`stage`]); after it only the return is left. A call
-//! on a local file is made by the only `syscall` here, which the filter lets through. A thread that
-//! is stopped before this `syscall` has not begun. A thread that is stopped after it is moved
-//! behind the program's own `syscall`, with the same registers. If the kernel is to restart the
-//! call, it then moves the thread back by two bytes, to that `syscall`.
+//! An operation takes effect with one store, the last of each body: the new offset, or the end of a
+//! pread. A thread that is stopped before the store has not begun ([`stage`]); after it only the
+//! return is left. A call on a local file is made by the only `syscall` here, which the filter lets
+//! through. A thread that is stopped before this `syscall` has not begun. A thread that is stopped
+//! after it is moved behind the program's own `syscall`, with the same registers. If the kernel is
+//! to restart the call, it then moves the thread back by two bytes, to that `syscall`.
 //!
 //! The process's CPU time is read by the same `syscall`, and the rest is added to the result. Until
 //! both words of the result are written, the operation has not begun.

@@ -16,9 +16,9 @@
 //!   31 c0                  xor %eax,%eax
 //!   0f 05, 48 3d …         the same
 //! ```
-//! In the vDSO, whose clock functions end with a `syscall` for clocks that they cannot read, any
-//! instruction may follow it: a function returns no flags, and the compiler's code after an inline
-//! `syscall` does not rely on them.
+//! The vDSO's clock functions end with a `syscall` for clocks that they cannot read. There, any
+//! instruction may follow the `syscall`: a function returns no flags, and the compiler's code after
+//! an inline `syscall` does not rely on them.
 //!
 //! If the fast path does not make the call it jumps to that `syscall`, so the shim sees a trap at
 //! the usual address.
@@ -32,7 +32,7 @@ use std::ops::Range;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{Memory, PAGE, Result};
 
-/// The bytes before and after a `syscall` by which a site is recognised.
+/// The number of bytes before and after a `syscall` by which a site is recognised.
 const LEN_BEFORE: usize = 12;
 const LEN_AFTER: usize = 4;
 const PATTERN_LEN: usize = LEN_BEFORE + 2 + LEN_AFTER;
@@ -202,7 +202,7 @@ pub(super) struct CodeCave {
 }
 
 impl CodeCave {
-    /// The cave for a site; none unless the site is in a read-only mapping of a file's code.
+    /// The cave for a site, if the site is in a read-only mapping of a file's code or of the vDSO.
     pub(super) fn find(site: u64, maps: &[Mapping], memory: &Memory) -> Option<Self> {
         let at = maps.iter().position(|m| m.start <= site && site < m.end)?;
         let code = &maps[at];
@@ -251,7 +251,8 @@ impl CodeCave {
     }
 }
 
-/// The offset in an ELF file at which the code ends whose mapping begins at `offset`.
+/// The offset in an ELF file at which the code ends, if the mapping of that code begins at
+/// `offset`.
 fn code_end(elf: &[u8], offset: u64) -> Option<u64> {
     let number = |at: usize, length: usize| {
         let bytes = elf.get(at..at.checked_add(length)?)?;

@@ -78,8 +78,8 @@ impl Slot {
             && self.read_ahead_number == read_ahead.number
             && (self.start..self.end).contains(&offset);
         if !is_current {
-            // Copies all of it if it fits into the buffer; otherwise the part from the offset on,
-            // or the end.
+            // Copies all of the read-ahead if it fits into the buffer. Otherwise copies the part
+            // from the offset on, or the last part that fills the buffer.
             let start = offset.min(end.saturating_sub(FASTPATH_BUFFER_LEN)).max(read_ahead.start);
             let from = (start - read_ahead.start) as usize;
             let bytes = read_ahead.bytes.get(from..).unwrap_or_default();

@@ -38,7 +38,7 @@ pub(crate) struct FileCache {
     in_flight: Option<(u64, Vec<(i32, PreludeStep)>)>,
     /// The number of a call, and how much of its prelude is confirmed: home may confirm it again.
     confirmed: (u64, usize),
-    /// Incremented when read-ahead becomes invalid, whether it has arrived or not.
+    /// Incremented when read-ahead becomes invalid, including read-ahead that has not arrived yet.
     generation: u64,
     /// Descriptors in the guest whose local files are no longer delegated.
     stale_fds: Vec<i32>,
@@ -56,12 +56,12 @@ pub(crate) struct FileCache {
     skip_prefetch: bool,
     /// [`FileCache::generation`] when the last call of the program was sent home.
     request_generation: u64,
-    /// The program has used locks. After it gets one, it must read at home what others wrote before
-    /// they released it.
+    /// The program has used locks. After it gets a lock, it must read at home what others wrote
+    /// before they released that lock.
     has_used_locks: bool,
 }
 
-/// A delegated file: an open file that only this process has.
+/// A delegated file: an open file that only this process has open.
 #[derive(Debug)]
 pub(crate) struct DelegatedFile {
     /// The delegation: offset, access modes, and identity of the file.
@@ -203,12 +203,13 @@ impl FileCache {
         self.collect_prelude(number, Conflict::of(nr, args), true)
     }
 
-    /// The same for an internal call. Also returns a no-op call to carry it, if there is anything
-    /// to send.
+    /// As [`prelude_for_call`](Self::prelude_for_call), but for an internal call, and with the
+    /// offsets of returning files only. If there is anything to send, also returns a no-op call
+    /// that the prelude can precede.
     pub(crate) fn prelude_for_internal_call(&mut self, number: u64) -> (Vec<Call>, Option<Call>) {
         let prelude = self.collect_prelude(number, Conflict::None, false);
         let files = self.files.iter().filter(|(_, file)| !file.is_clean()).map(|(fd, _)| fd);
-        // On a descriptor that is closed by then, the no-op fails and does nothing either.
+        // If the descriptor is closed by then, the no-op fails, which does no harm.
         let noop = files.chain(self.closing.fds()).next();
         let noop = noop.map(|fd| noop_call(*fd));
         (prelude, noop)
@@ -271,7 +272,7 @@ impl FileCache {
                 PreludeStep::Close => {}
                 PreludeStep::Write(length) => {
                     file.pending_writes.remove(0);
-                    // Home reports the error with the next call on the file that it makes.
+                    // Home reports the error with the next call that it makes on this file.
                     file.is_returning |= *result != length as i64;
                 }
                 PreludeStep::Seek(offset) if offset.cast_signed() == *result => file.home_offset = offset,
@@ -361,8 +362,8 @@ impl FileCache {
         self.files.retain(|_, file| !file.is_returned());
     }
 
-    /// Handles the result of a fill: data, or none after an error. The delegation is then returned,
-    /// so that home reports the error to the program's own read.
+    /// Handles the result of a fill: data, or none after an error. After an error the delegation is
+    /// returned, so that home reports the error to the program's own read.
     pub(crate) fn complete_fill(
         &mut self,
         fill: Fill,

@@ -1,8 +1,9 @@
 //! Reads and writes of delegated files, without a round trip home for each (docs/design/delegation.md).
 //!
-//! Home delegates an open file that only this process has ([`FileDelegation`]). Until the delegation is
-//! returned, its offset is kept here, reads are served from read-ahead, and writes are written
-//! behind. Home's kernel still makes each transfer, by the deputy; only the time is chosen here:
+//! Home delegates an open file that only this process has open ([`FileDelegation`]). Until the
+//! delegation is returned, its offset is kept here, reads are served from read-ahead, and writes
+//! are written behind. Home's kernel still makes each transfer, by the deputy; only the time is
+//! chosen here:
 //! * Every other call that goes home is preceded by the pending writes and seeks
 //!   (`CallRequest::prelude`). So an effect that follows a write is never visible without the
 //!   write.
@@ -36,7 +37,7 @@ use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;
 
-/// How soon a signal is raised again that the kernel has refused.
+/// How soon a signal that the kernel has refused is raised again.
 const SIGNAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Offsets beyond this are left to home, because some file systems refuse them.
@@ -100,7 +101,7 @@ impl Thread {
         process: &mut Process,
         home: &mut Outbox,
     ) -> GuestResult<bool> {
-        // A call that home may have made already keeps its number.
+        // A call that home may have made already is sent home again under its number.
         if self.sync.call_pending || self.sync.partial.is_some() {
             return Ok(false);
         }
@@ -168,9 +169,9 @@ impl Thread {
         trap: &Notification,
         process: &mut Process,
     ) -> GuestResult<bool> {
-        // A call that home may have made already keeps its number. Pending writes change attributes.
-        // And a program that has files open on this node may observe changes before home's notices
-        // arrive.
+        // A call that home may have made already is sent home again under its number. Pending
+        // writes change attributes. And a program that has files open on this node may observe
+        // changes before home's notices arrive.
         if self.sync.call_pending || self.sync.partial.is_some() || !process.files.home_has_all_data() {
             return Ok(false);
         }
@@ -251,7 +252,7 @@ impl Thread {
     }
 
     /// Handles the notices about files in a result. Returns true if the result belongs to an
-    /// internal call, and so has nothing else.
+    /// internal call, and so contains nothing else.
     fn receive_notices(
         &mut self,
         result: &CallResult,
@@ -279,7 +280,7 @@ impl Thread {
         };
         names.confirm(internal_call.sent_at);
         files.confirm(result.number, &result.prelude);
-        // It has no effect if a part of its prelude was not run.
+        // If a part of its prelude was not run, home has not made the internal call itself.
         let is_complete = is_complete && result.prelude.len() == internal_call.prelude_len;
         if !is_complete {
             files.retry_later();
@@ -288,7 +289,8 @@ impl Thread {
         if let Some(CallPurpose::Revalidate(fd)) = internal_call.purpose.filter(|_| is_complete)
             && !files.is_validated(fd)
         {
-            // Home cannot validate the file, or not in time. From now on home reads it.
+            // Home could not validate the file, at all or in time. From now on the file is read at
+            // home.
             files.return_local(fd);
         }
         if let Some(CallPurpose::Fill(fill)) = internal_call.purpose.filter(|_| is_complete) {
@@ -341,8 +343,9 @@ impl Guest {
         Ok(false)
     }
 
-    /// When something is to be done for it without an event: pending writes are to be flushed (while
-    /// the deputy is busy they were sent already), forks released, or signals raised again.
+    /// The next time at which the guest needs work without an event: to flush pending writes (while
+    /// the deputy is busy they were sent already), to end a publication to the fast path, to
+    /// release forks, or to raise signals again.
     #[must_use]
     pub(crate) fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
@@ -373,7 +376,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Handles the notices about files in a result. Returns true if the result has nothing else.
+    /// Handles the notices about files in a result. Returns true if the result contains nothing
+    /// else.
     pub(crate) fn receive_notices(
         &mut self,
         tid: HomePid,

@@ -4,27 +4,28 @@
 //! Home has such a file open through MFS, and reports that when it delegates the file
 //! ([`FileNotice::LocalFile`](tern_migrate::message::FileNotice)). When the guest first reads or
 //! writes it, this node's file server opens it with the credentials that home names, and verifies
-//! that it is the file that home has open. The guest gets a descriptor for it under its own number,
-//! and calls on it are let through. The descriptor of a trapped call cannot change meanwhile: it is
-//! in a register, and the process has one thread.
+//! that it is the file that home has open. The guest gets a descriptor for it, with the number that
+//! the program uses, and calls on it are let through. The descriptor of a trapped call cannot
+//! change meanwhile: it is in a register, and the process has one thread.
 //!
 //! With the fast path ([`crate::fastpath`]) frequent calls on it do not even trap.
 //!
 //! A call that was let through is over when the program makes its next one or is stopped; until
-//! then the file offset is not known. So a process that is to depart in the middle of one is
-//! stopped for a moment first.
+//! then the file offset is not known. So a process that is to depart during such a call is stopped
+//! for a moment first.
 //!
 //! **A shared file** ([`FileNotice::Shared`](tern_migrate::message::FileNotice)) is on a file
-//! system that both nodes mount. The same server opens it in the same way, but only for reading,
-//! and only if this node also declares that directory as shared. This kernel's view of it may be
-//! stale, as read-ahead may be. So it is read here only for a second after home has reported that
-//! it is unchanged, and only until the next result or signal. Then home is asked again.
+//! system that both nodes mount. This node's file server opens it in the same way, but only for
+//! reading, and only if this node also declares the directory of that file system as shared. This
+//! kernel's view of it may be stale, as read-ahead may be. So it is read here only for a second
+//! after home has reported that it is unchanged, and only until the next result or signal. Then
+//! home is asked again.
 //!
 //! Files of the guest's own node need no read-ahead and no write-behind, and are never stale. The
-//! offset of a local file is the kernel's, and goes home in the prelude of each call, as that of
-//! other delegated files. After its delegation has ended, its descriptor stays open in the guest,
-//! but calls on it are no longer let through. Before the guest's next call is sent home, /dev/null
-//! replaces the descriptor, so that no child can inherit the file.
+//! offset of a local file is kept by this node's kernel, and is sent home in the prelude of each
+//! call, like the offsets of other delegated files. After its delegation has ended, its descriptor
+//! stays open in the guest, but calls on it are no longer let through. Before the guest's next call
+//! is sent home, /dev/null replaces the descriptor, so that no child can inherit the file.
 
 use crate::files::remote_map::RemoteMap;
 use rustix::fs::{OFlags, SeekFrom, StatVfsMountFlags};
@@ -70,8 +71,8 @@ impl LocalNode {
     }
 
     /// Opens mapped files whose content need not be sent: those of this node, and those of home by
-    /// the remote map. Leaves out those that cannot be opened. For a worker: it waits for each of
-    /// the two servers until one request has timed out.
+    /// the remote map. Leaves out those that cannot be opened. Must be called by a worker, because
+    /// it may wait for each of the two servers until one request has timed out.
     pub(crate) fn open_mapped_files(&self, home: NodeId, files: &[FileRef]) -> Vec<OpenedFile> {
         let mut is_slow = false;
         let mut open = |file: &FileRef| {

@@ -31,7 +31,7 @@ impl Thread {
             return Ok(false);
         };
         if local_file.is_shared() && !file.is_validated() {
-            // Home's last report that it is unchanged is no longer valid.
+            // Home's last report of the file as unchanged is no longer valid.
             return self.queue_behind_internal_call(*trap, Some(CallPurpose::Revalidate(fd)), process, home);
         }
         if local_file.is_open() {

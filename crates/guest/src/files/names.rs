@@ -1,8 +1,8 @@
-//! The cache of delegated directories: calls that look up names of home's files are answered
-//! without a round trip (docs/design/delegation.md, "Names").
+//! The cache of directories: calls that look up names of home's files are answered without a round
+//! trip (docs/design/delegation.md, "Names").
 //!
-//! Home sends the entries of a directory, and from then on its changes, each before anything by
-//! which a process could observe the change. Without a report from home the entries are valid for
+//! Home sends the entries of a directory, and from then on each change in it, before any message by
+//! which a process could observe that change. Without a report from home the entries are valid for
 //! one second. Attributes of files are valid for one second in any case: a file can change through
 //! another hard link or a mapping, of which home sends no notice.
 
@@ -21,11 +21,11 @@ use tern_tracee::listener::Notification;
 /// Paths of this length or more are sent home.
 const MAX_PATH_LEN: usize = 1024;
 
-/// The delegated directories of a process.
+/// The cached directories of a process.
 #[derive(Debug, Default)]
 pub(crate) struct NameCache {
     directories: HashMap<Vec<u8>, CachedDir>,
-    /// When the last call was sent home whose result has arrived.
+    /// When the last call whose result has arrived was sent home.
     last_confirmed: Option<Instant>,
 }
 
@@ -146,7 +146,7 @@ fn attribute_reply(attributes: &FileAttributes, query: PathQuery, args: &[u64; 6
 
 impl CachedDir {
     /// The reply to a call about the directory itself. A call that does not follow symbolic links
-    /// gets its attributes only if the path is not a symbolic link.
+    /// gets the directory's attributes only if the path is not a symbolic link.
     fn reply(&self, query: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
         let by_name = matches!(query, PathQuery::Stat(_, true) | PathQuery::Statx(true));
         self.attributes

@@ -1,5 +1,5 @@
-//! Replies to the calls that programs make right after opening a file, from the data that came with
-//! its delegation, and to its close (`cache/open_close.rs`).
+//! Replies to calls that programs make right after opening a file, from the data that came with the
+//! delegation. Also closes files here (`cache/open_close.rs`).
 
 use crate::files::cache::FileCache;
 use crate::process::memory::GuestMemory;

@@ -28,7 +28,7 @@ use tern_tracee::threads;
 
 /// How long home's server may take to open a file.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same if the tree may have to be mounted first.
+/// How long the opening may take if the tree may have to be mounted first.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For how long no file is tried after a timeout.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);

@@ -19,8 +19,9 @@ impl tern_syscall::UserMemory for GuestMemory<'_> {
     }
 
     fn writable(&mut self, addr: u64, len: u64) -> bool {
-        // Writing the first byte of a page back would race with the page's other users. Reading it
-        // shows that it is mapped; a read-only page fails when the result is written.
+        // Reading a byte of each page shows that the page is mapped. Writing the byte back would
+        // race with the page's other users, so a read-only page is found only when the result is
+        // written.
         let mut byte = [0];
         let pages = (addr & !4095..addr.saturating_add(len)).step_by(4096);
         pages.into_iter().all(|page| self.0.read_some(page.max(addr), &mut byte).is_ok_and(|n| n == 1))

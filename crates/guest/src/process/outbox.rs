@@ -5,7 +5,7 @@ use tern_migrate::message::Message;
 
 /// Messages that a guest, or a part of it, has for home, in order. The guest does not see the link:
 /// the shim sends them when the guest has done its part, or drops them if there is no link. The
-/// requests of pending calls are sent again on the next one.
+/// requests of pending calls are sent again on the next link.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox(Vec<(HomePid, Message)>);
 

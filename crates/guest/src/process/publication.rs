@@ -23,9 +23,9 @@ impl Process {
         Ok(())
     }
 
-    /// Records that a call that was let through is over: the thread has trapped or is stopped. But
-    /// while the fast path is in use, the thread may be in a call that the code makes, until the
-    /// files are reclaimed.
+    /// Records that a call that was let through is over: the thread has trapped or is stopped.
+    /// While the fast path is in use, nothing is recorded: until the files are reclaimed, the
+    /// thread may be in a call that the fast path's code makes.
     pub(crate) fn end_native_call(&mut self) {
         if !self.fastpath.may_be_in_use() {
             self.files.leave_native_call();
@@ -90,11 +90,11 @@ impl Process {
 }
 
 impl Thread {
-    /// Moves a stopped thread out of the code. Returns whether it was copying there: a fault then
-    /// comes from the copy, not from an instruction of the program.
+    /// Moves a stopped thread out of the fast path's code. Returns whether that code was copying: a
+    /// fault then comes from the copy, not from an instruction of the program.
     ///
     /// # Errors
-    /// If it is gone, or is at an address there that it cannot have reached.
+    /// If it is gone, or is at an address in that code that it cannot have reached.
     pub(crate) fn leave_fastpath(&self, stopped: &Stopped, process: &Process) -> Result<bool> {
         if !process.fastpath.is_patched() {
             return Ok(false);

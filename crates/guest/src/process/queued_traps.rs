@@ -47,7 +47,8 @@ impl QueuedTraps {
         self.push(trap);
     }
 
-    /// The request to open a file, and its number, when called for the first time.
+    /// The number of the opening, and the request to open the file. Each request is returned only
+    /// once.
     pub(crate) fn start_file_open(&mut self) -> Option<(u64, OpenRequest)> {
         let opening = self.opening.as_mut()?;
         Some((opening.number, opening.start()?))

@@ -5,8 +5,8 @@
 //! ([`Thread::can_stop`]), and then waits for the others. Meanwhile
 //! * the trap of a stopped thread was answered such that the kernel restarts the call, and a result
 //!   that arrives for it is dropped, because no call is pending.
-//! * a call that a running thread makes is not sent home. It is answered likewise and the thread
-//!   stops, so a program cannot delay the stop with one call after another.
+//! * a call that a running thread makes is not sent home. Its trap is answered in the same way and
+//!   the thread stops, so a program cannot delay the stop with one call after another.
 //! * a new thread stops before its first instruction, and the thread that created it stops too.
 //! * a thread that ends is no longer waited for.
 //! * a thread that waits for a page of a remote mapping (`remote_map`) stops when it has the page,
@@ -122,8 +122,9 @@ impl Thread {
         self.await_stop(process, Instant::now() + SLEEPER_TIMEOUT)
     }
 
-    /// Stops the thread inside the trapped call `id`, which the caller then completes in its place.
-    /// Returns none if a signal that ends the program came first: the thread is stopped there.
+    /// Stops the thread inside the trapped call `id`, which the caller then completes in the
+    /// thread's place. Returns none if a signal that ends the program came first; the thread then
+    /// stays stopped at that signal.
     ///
     /// # Errors
     /// If it is gone.
@@ -143,7 +144,8 @@ impl Thread {
             self.reply(pending.trap.id, restart::NOINTR)?;
             self.sync.call_pending |= pending.request.is_some();
         }
-        // A trap that was received while waiting for another thread would keep it from stopping.
+        // A trap of this thread that was received while the shim waited for another thread would
+        // keep this thread from stopping.
         for trap in [
             self.listener.take_deferred_call(self.host_tid),
             process.queued_traps.take_trap_of(self.host_tid),

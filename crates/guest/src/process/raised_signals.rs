@@ -17,9 +17,10 @@ pub(crate) struct RaisedSignals {
 impl RaisedSignals {
     /// Adds a signal. Returns its number if it is to be raised now.
     ///
-    /// Home's kernel has delivered it, so it did not merge it with later ones as it does with a
-    /// pending signal. Here the signal waits for its handler, and is merged. If all were kept, and
-    /// arrived faster than their handler runs, the program would do nothing else.
+    /// Home's kernel has already delivered the signal, so it did not merge the signal with later
+    /// ones, as it does while a signal is pending. Here the signal waits for its handler, and is
+    /// merged. If all signals were kept, and arrived faster than their handler runs, the program
+    /// would run only the handler.
     pub(crate) fn add(&mut self, info: Siginfo) -> Option<i32> {
         let signal = siginfo::signal_of(&info);
         let waiting = self.waiting.entry(signal).or_default();
@@ -77,7 +78,7 @@ impl RaisedSignals {
         self.waiting.get(&signal).is_some_and(|infos| !infos.is_empty())
     }
 
-    /// Whether a signal waits that this mask admits.
+    /// Whether a signal waits that this mask does not block.
     pub(crate) fn has_admitted_by(&self, blocked: u64) -> bool {
         let waits = |(signal, infos): (&i32, &VecDeque<Siginfo>)| {
             !infos.is_empty() && blocked >> (signal - 1) & 1 == 0

@@ -47,8 +47,8 @@ pub(crate) struct Process {
     /// The replacement for its home's vDSO, if that differs from this node's.
     pub(crate) foreign_vdso: Option<ForeignVdso>,
     /// The parts of its image that do not change here (bounds, auxiliary vector, name), and its
-    /// signal actions and limits, which `calls::split` and `signals` keep up to date. It has no
-    /// threads. `depart::send` takes it for a moment to capture the process.
+    /// signal actions and limits, which `calls::split` and `signals` keep up to date. The image
+    /// contains no threads. `depart::send` takes it for a moment to capture the process.
     pub(crate) image: Option<Box<ProcessImage>>,
     /// Its phase of life. Only the shim and [`Guest::continue_here`](super::Guest::continue_here)
     /// change it.
@@ -79,8 +79,8 @@ pub(crate) enum State {
     Running,
     /// It runs while its memory is sent, and is stopped towards the end.
     Departing(Box<Departing>),
-    /// It is stopped and its image is sent, with the content of this shared memory: home decides what
-    /// follows.
+    /// It is stopped, and its image has been sent with the content of this shared memory. Home
+    /// decides what follows.
     Frozen(HashSet<ObjectId>),
 }
 

@@ -11,8 +11,9 @@ use tern_tracee::inject::Injection;
 use tern_tracee::listener::{Listener, TrappedCall};
 use tern_tracee::{Error, Memory, Result, procfs};
 
-/// The descriptor under which a guest has a file while it maps it. Its only other descriptors are
-/// those of local files ([`crate::files::local`]), which never have this number.
+/// The descriptor number of a file in the guest while the guest maps the file. The guest's only
+/// other descriptors are those of local files ([`crate::files::local`]), which never have this
+/// number.
 pub(crate) const MAPPED_FILE: i32 = 0;
 
 /// A guest under injection, with the files that can be mapped into it.
@@ -36,8 +37,8 @@ impl std::fmt::Debug for GuestSpace<'_> {
 }
 
 impl<'a> GuestSpace<'a> {
-    /// For a few calls of a guest whose memory for batches may be in use, so that each is made
-    /// singly. Regions cannot name files.
+    /// For a few calls, each made singly, because the guest's memory for batches may be in use.
+    /// Regions cannot name files.
     pub(crate) fn for_single_calls(
         injection: &'a mut Injection,
         listener: &'a Listener,
@@ -67,11 +68,11 @@ impl<'a> GuestSpace<'a> {
             return Err(Error::Inconsistent { what: "the content of a mapped file is missing".into(), pid });
         };
         let [addr, len, prot, flags, _, offset] = args;
-        // Shared memory without a file is backed by a file here. A file that is read from home page
-        // by page is not populated, and is locked only as its pages are used, because the whole
-        // shim would wait for this call.
+        // Anonymous shared memory is backed by a file here. A file that is read from home page by
+        // page is not populated, and is locked only as its pages are used: otherwise the whole shim
+        // would wait until this call has read the file.
         let populate_flags =
-            if self.cache.is_shown(file) { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
+            if self.cache.is_demand_paged(file) { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
         let locks = (flags & populate_flags as u64) & libc::MAP_LOCKED as u64 != 0;
         let flags = flags & !((libc::MAP_ANONYMOUS | populate_flags) as u64);
         let args = [addr, len, prot, flags, MAPPED_FILE as u64, offset];
@@ -114,8 +115,8 @@ impl apply::InjectedSpace for GuestSpace<'_> {
         }
     }
 
-    /// The guest gets a descriptor of each file before it maps the file. The next file takes the
-    /// same number, and the last one is closed at the end.
+    /// The guest gets a descriptor of each file before it maps the file. Each file replaces the
+    /// previous one under the same number, and the number is closed at the end.
     fn map_files(&mut self, regions: &[Region]) -> Result<()> {
         let pid = self.injection.pid();
         let unknown = |what: &str| Error::Inconsistent { what: what.into(), pid };
@@ -153,7 +154,8 @@ impl apply::InjectedSpace for GuestSpace<'_> {
     }
 }
 
-/// A process's file mappings as this node shows them: the file at home, by device and inode here.
+/// The files that a process maps, as they are known at home, keyed by the device and inode that
+/// this node shows for them.
 pub(crate) type MappedFiles = HashMap<(u64, u64), FileRef>;
 
 /// Records under which device and inode this node shows the files of an applied layout.
@@ -176,7 +178,8 @@ pub(crate) fn record_mapped_files(pid: i32, layout: &Layout, mapped_files: &mut 
     Ok(())
 }
 
-/// Gives a guest this layout, by changing only what differs. The files' content is here.
+/// Gives a guest this layout, by changing only what differs. The content of all its files must be
+/// on this node.
 ///
 /// # Errors
 /// If the guest is gone or a step fails; it is then unusable.

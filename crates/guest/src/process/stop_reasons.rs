@@ -14,7 +14,7 @@ pub(crate) struct StopReasons {
     is_quiescing: bool,
     /// Job control, or its home is unreachable.
     is_suspended: bool,
-    /// The signal that ends it. It stays stopped until home has ended it.
+    /// The signal that ends the process, which stays stopped until home has ended it.
     fatal_signal: Option<FatalSignal>,
     /// A thread that cannot continue here and must be fetched home, and whether home was notified.
     needs_home: Option<(HomePid, bool)>,
@@ -89,13 +89,15 @@ impl StopReasons {
         self.needs_home = Some((thread, false));
     }
 
-    /// The thread that cannot continue here, if home was not notified, as the caller does.
+    /// The thread that cannot continue here, if home has not been notified of it. The caller
+    /// notifies home.
     pub(crate) fn report_need(&mut self) -> Option<HomePid> {
         let (thread, was_reported) = self.needs_home.as_mut()?;
         (!std::mem::replace(was_reported, true)).then_some(*thread)
     }
 
-    /// Has home notified of all this once more.
+    /// Has home notified once more of the fatal signal, and of the thread that cannot continue
+    /// here.
     pub(crate) fn report_again(&mut self) {
         self.report_signal_again();
         if let Some((_, is_reported)) = &mut self.needs_home {
@@ -113,7 +115,8 @@ impl StopReasons {
         self.forks_wait_until
     }
 
-    /// Lets threads fork if they have waited long enough for a departure. Returns whether they have.
+    /// Lets threads fork again if the wait for a departure has timed out, and returns whether it
+    /// has.
     pub(crate) fn release_forks(&mut self) -> bool {
         self.forks_wait_until.take_if(|until| *until <= Instant::now()).is_some()
     }

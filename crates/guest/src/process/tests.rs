@@ -1,5 +1,5 @@
-//! Tests with real guests of several threads and a few instructions, without a home: the test takes
-//! its part.
+//! Tests with real guests of several threads and a few instructions, without a home: the test plays
+//! home's part.
 
 use crate::arrive::build::guest_filter;
 use crate::arrive::threads::{CloneTarget, Threads};
@@ -132,7 +132,7 @@ impl TestGuest {
         poll_until(|| self.guest.process.listener.as_ref().unwrap().receive().unwrap())
     }
 
-    /// Handles that trap, as the main loop does.
+    /// Handles the next trap, as the main loop does.
     fn take_trap(&mut self) -> HomePid {
         let trap = self.trap();
         let Guest { process, threads } = &mut self.guest;

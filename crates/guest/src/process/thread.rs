@@ -177,7 +177,7 @@ impl Thread {
     /// # Errors
     /// If it is gone.
     pub(crate) fn reply_restart(&mut self, id: u64, code: i64) -> Result<()> {
-        // Any stop has this effect; the main loop resumes the thread.
+        // Any stop hides the code from the program; the main loop then resumes the thread.
         stop::interrupt(self.host_tid)?;
         self.reply(id, code)
     }

@@ -39,7 +39,8 @@ impl Usage {
         })
     }
 
-    /// Begins to count for the process `host`, which has used `earlier` away in earlier epochs.
+    /// Begins to count for the process `host`, which used `earlier` while it was away in earlier
+    /// epochs.
     ///
     /// # Errors
     /// If it is gone.
@@ -48,7 +49,7 @@ impl Usage {
         Ok(())
     }
 
-    /// The CPU time used away.
+    /// The CPU time used while away.
     pub(crate) fn cpu_time(&mut self) -> CpuTime {
         self.meter.used()
     }

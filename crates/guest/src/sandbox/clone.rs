@@ -39,15 +39,15 @@ pub(crate) enum CloneOutcome {
     /// The new process or thread, stopped before its first instruction with all its signals
     /// blocked. The caller is still inside its clone.
     Created(Stopped),
-    /// The kernel has refused; the caller, at the end of its call.
+    /// The kernel has refused the clone. Contains the caller, stopped at the end of its call.
     Refused(Stopped),
 }
 
 impl Cloner<'_> {
     /// Has a stopped thread make a clone with these arguments. The child gets the pid that was set
-    /// last ([`set_next_pid`](crate::sandbox::Sandbox::set_next_pid)): in that namespace nothing is
-    /// created without the shim. The thread keeps the injected registers, and all its signals
-    /// blocked.
+    /// last ([`set_next_pid`](crate::sandbox::Sandbox::set_next_pid)): only the shim creates
+    /// processes in that namespace. The thread is left with the injected registers, and with all
+    /// its signals blocked.
     ///
     /// # Errors
     /// If it is gone or behaves unexpectedly.

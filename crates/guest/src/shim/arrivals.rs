@@ -53,7 +53,7 @@ impl Shim {
 
     fn begin_arrival(&mut self, offer: &Offer, foreign_vdso: Option<ForeignVdso>) -> anyhow::Result<Guest> {
         let sandbox = self.sandbox.get_or_create(self.start.guest_cpus)?;
-        let child = stop::counting(|| sandbox.fork(offer.own_pid))?;
+        let child = stop::count_as_slept(|| sandbox.fork(offer.own_pid))?;
         let host = child.pid();
         let arriving = Box::new(Arriving::begin(offer.clone(), foreign_vdso, child)?);
         let Offer { pid, own_pid, epoch, reserve, .. } = *offer;
@@ -145,7 +145,8 @@ impl Shim {
         Ok(())
     }
 
-    /// Continues what has waited for mapped files, of which a worker has opened these.
+    /// Continues the arrival or the mmap that has waited for mapped files. `opened` has those files
+    /// that a worker could open.
     pub(super) fn handle_mapped_files(&mut self, user: MappingUser, opened: Vec<OpenedFile>) {
         let replaced: Vec<_> = opened.into_iter().filter_map(|file| self.cache.add_opened(file)).collect();
         if !replaced.is_empty() {
@@ -159,9 +160,9 @@ impl Shim {
             return;
         }
         let mut links = std::mem::take(&mut self.source_links);
-        let source = links.iter_mut().find(|source| source.sends == Some((pid, epoch)));
+        let source = links.iter_mut().find(|source| source.incoming == Some((pid, epoch)));
         let source = source.map(|source| &mut source.link).filter(|_| has_source);
-        // Without the link that the layout came by, the migration is over.
+        // If the link over which the layout came is gone, the migration is over.
         if source.is_some() == has_source
             && let Err(error) = self.build_space(pid, layout, source)
         {
@@ -227,9 +228,9 @@ impl Shim {
         };
         let frozen_since = arriving.frozen_since();
         let wall = guest.install_image(*arriving, epoch)?;
-        // The wait is near zero on nodes whose clocks NTP synchronises, so it may block the main
-        // loop.
-        let _it_was_judged_when_its_image_came = wall::wait_until(wall);
+        // On nodes whose clocks NTP synchronises the wait is near zero, so blocking the main loop
+        // is acceptable.
+        let _checked_by_receive_image = wall::wait_until(wall);
         Ok(Some(frozen_since))
     }
 
@@ -255,8 +256,8 @@ impl Shim {
 }
 
 impl Guest {
-    /// Installs the parts of an arrived process. Its threads are stopped. Returns what the wall
-    /// clock showed when it was stopped at the source.
+    /// Installs the parts of an arrived process. Its threads are stopped. Returns the wall-clock
+    /// time at which the process was stopped at its source.
     fn install_image(&mut self, arriving: Arriving, epoch: tern_ids::Epoch) -> Result<u64, GuestError> {
         let Self { process, threads } = self;
         let mut arrived = arriving.finish()?;

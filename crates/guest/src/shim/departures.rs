@@ -90,15 +90,15 @@ impl Shim {
     }
 
     /// Starts departures that waited for home to confirm pending writes.
-    pub(super) fn return_delegations(&mut self) {
-        for (pid, departure, link) in self.departures.take_unconfirmed() {
+    pub(super) fn retry_departures(&mut self) {
+        for (pid, departure, link) in self.departures.take_awaiting_confirmation() {
             if let Err(error) = self.start_departure(pid, departure, link) {
                 self.handle_error(pid, &error);
             }
         }
     }
 
-    /// Does the work of guests that is due at a time, and not caused by an event.
+    /// Does the work of guests that is due at a set time, without an event.
     pub(super) fn do_due_work(&mut self) {
         let due = self.members.iter().filter(|guest| guest.due().is_some());
         for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
@@ -243,8 +243,8 @@ impl Shim {
             |pid| members.get(pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen(_)));
         let failed = self.departures.drain(timeout, is_undecided);
         for (pid, why) in failed {
-            // The guest may have arrived there all the same; only home can find out. It stays
-            // stopped until home sends `Thaw` or ends it.
+            // The guest may nevertheless have arrived at the next node; only home can find out. The
+            // guest here stays stopped until home sends `Thaw` or ends it.
             self.send_home(pid, &Message::DepartureFailed(why.into()));
         }
     }

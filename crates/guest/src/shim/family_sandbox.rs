@@ -14,7 +14,7 @@ pub(super) struct FamilySandbox {
 }
 
 impl FamilySandbox {
-    /// For the guests of this user. It does not exist yet.
+    /// For the guests of this user. The sandbox itself is not created yet.
     pub(super) fn new(user: (u32, u32)) -> Self {
         Self { user, clocks: HomeClocks::default(), sandbox: None }
     }
@@ -34,7 +34,8 @@ impl FamilySandbox {
         self.sandbox.as_ref()
     }
 
-    /// The sandbox, which is created if it does not exist. Its guests may use these CPUs.
+    /// The sandbox, which is created if it does not exist. All its guests together may use `cpus`
+    /// CPUs.
     ///
     /// # Errors
     /// If home has not sent its clocks, or a namespace cannot be created here.
@@ -42,9 +43,9 @@ impl FamilySandbox {
         if self.sandbox.is_none() {
             let Some(offsets) = self.clocks.offsets() else { anyhow::bail!("home has not sent its clocks") };
             // No guest is here that could be delayed.
-            let sandbox = stop::counting(|| Sandbox::create(self.user.0, self.user.1, offsets))?;
+            let sandbox = stop::count_as_slept(|| Sandbox::create(self.user.0, self.user.1, offsets))?;
             // The helper has no child yet, so all guests inherit its control group.
-            if let Err(error) = stop::counting(|| tern_cgroup::guests::enter(sandbox.helper(), cpus)) {
+            if let Err(error) = stop::count_as_slept(|| tern_cgroup::guests::enter(sandbox.helper(), cpus)) {
                 tracing::warn!(%error, "these guests have no control group of their own; see tern doctor");
             }
             self.sandbox = Some(sandbox);

@@ -4,10 +4,10 @@
 //! munmap is not trapped, so the shim does not notice it. A program that maps and unmaps such memory
 //! again and again would fill the node, and the descriptors of its shims.
 //!
-//! Nothing can reach shared memory without a file once it is unmapped everywhere. All processes that
+//! Nothing can reach anonymous shared memory once it is unmapped everywhere: all processes that
 //! share it are on this node, and home has no open file for it. Other shared memory may be mapped
 //! again by its name or descriptor, and travels with its process. The content of a file is sent
-//! again if a guest maps it again.
+//! again if a guest maps the file again.
 
 use super::Shim;
 use crate::process::shared::{Process, State};
@@ -21,8 +21,9 @@ use tern_migrate::message::Message;
 const ANONYMOUS_NAME: &[u8] = b"/dev/zero (deleted)";
 
 impl Shim {
-    /// Has a worker look for memory that no guest maps. Not while a guest arrives or departs, or
-    /// waits for a mapping: then memory has no mapping yet, or its content is being sent.
+    /// Has a worker look for memory that no guest maps. Does nothing while a guest arrives, departs
+    /// or waits for a mapping, because memory may then have no mapping yet, or its content may be
+    /// in transit.
     pub(super) fn find_unmapped(&mut self) {
         if !self.are_mappings_settled() {
             return;
@@ -53,17 +54,18 @@ impl Shim {
         })
     }
 
-    /// Forgets content that none of these guests maps. Not if a guest departs: it may have announced
-    /// the file before it unmapped it, and then sends the content. A guest that was forked since
-    /// may map what its parent has unmapped.
+    /// Forgets content that none of these guests maps. Does nothing if a guest departs: the guest
+    /// may have announced the file before it unmapped the file, and then sends the content. Does
+    /// nothing if a guest was forked meanwhile: the child may map files that its parent has
+    /// unmapped.
     pub(super) fn forget_unmapped_content(&mut self, content: &KeptContent, guests: &[i32]) {
         if self.are_mappings_settled() && self.members.host_pids() == guests {
             self.workers.close(self.cache.forget_unmapped(content));
         }
     }
 
-    /// Forgets memory that no guest maps, which is sealed, and notifies home. A guest that has begun
-    /// to depart meanwhile has announced the memory, and sends it.
+    /// Forgets sealed memory that no guest maps, and notifies home. Memory of a guest that has
+    /// begun to depart meanwhile is kept: the guest has announced that memory, and sends it.
     pub(super) fn release_unmapped(&mut self, objects: &[ObjectId]) {
         let departing = self.members.iter().filter(|guest| !matches!(guest.process.state, State::Running));
         let announced: HashSet<ObjectId> = departing.flat_map(|guest| guest.process.objects()).collect();

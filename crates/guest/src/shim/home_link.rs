@@ -25,9 +25,9 @@ pub(super) struct HomeLink {
     inbox: Reassembler,
     /// Home's shim, known from its first offer.
     shim: Option<ShimId>,
-    /// When home's daemon was last asked about it.
+    /// When home's daemon was last asked whether home still waits for the guests.
     last_asked: Instant,
-    /// When something last came from home, or its machine acknowledged what was sent to it.
+    /// When data last came from home, or home's kernel last acknowledged sent data.
     last_contact: Instant,
     last_heartbeat: Instant,
     /// Whether the last poll found the link readable.
@@ -150,8 +150,8 @@ impl HomeLink {
         self.shim = Some(shim);
     }
 
-    /// Home's shim, if home's daemon is to be asked about it now: at intervals while the link is
-    /// down.
+    /// Home's shim, if a question to home's daemon is due; the caller then sends it. Questions are
+    /// due at intervals while the link is down.
     pub(super) fn begin_question(&mut self) -> Option<ShimId> {
         let is_due = self.link.is_none() && self.last_asked.elapsed() > ASK_HOME_INTERVAL;
         let shim = self.shim.filter(|_| is_due)?;

@@ -42,7 +42,7 @@ impl Shim {
     }
 
     /// Repeats the requests to be fetched home. An earlier journey home may have failed, or the
-    /// request may have come while another journey was under way that failed.
+    /// earlier request may have reached home during another journey, which then failed.
     fn repeat_fetch_requests(&mut self) {
         let waiting = |guest: &&Guest| matches!(guest.process.state, State::Running);
         let waiting = self.members.iter().filter(waiting);

@@ -11,8 +11,8 @@ use tern_tracee::stop::{self, WaitEvent};
 #[derive(Debug)]
 pub(super) struct Members {
     guests: HashMap<HomePid, Guest>,
-    /// Threads by their tid on this node: the process and the thread by their ids at home. It also
-    /// has arriving processes, and processes whose first thread has ended.
+    /// Maps the tid of a thread on this node to its process and the thread, by their ids at home.
+    /// Also contains arriving processes, and processes whose first thread has ended.
     by_host_tid: HashMap<i32, (HomePid, HomePid)>,
     /// The process of each thread, both by their ids at home.
     by_home_tid: HashMap<HomePid, HomePid>,
@@ -145,8 +145,8 @@ impl Members {
         self.guests.is_empty().then(|| self.empty_since.elapsed())
     }
 
-    /// Whether there has been a guest, or the first one was declined. The shim then ends when it
-    /// has none.
+    /// Whether there has been a guest, or the first one was declined. In both cases the shim ends
+    /// when it has no guest any more.
     pub(super) fn has_had_any(&self) -> bool {
         self.has_had_any
     }

@@ -41,14 +41,15 @@ impl Shim {
                 match source.link.receive() {
                     Ok(Some(frame)) => match source.inbox.take(frame) {
                         Ok(Some(ReceivedMessage { tag, message: Message::TransferFor(epoch), .. })) => {
-                            source.sends = Some((tag, epoch));
+                            source.incoming = Some((tag, epoch));
                         }
                         Ok(Some(arrived)) => {
                             let pid = arrived.tag;
                             let current = self.members.get(pid).map(|guest| (pid, guest.process.epoch));
-                            // If the program has executed another one meanwhile, that one arrives
-                            // from home, and this link may still carry parts of the old one.
-                            if current.is_none() || source.sends != current {
+                            // If the process has executed another program meanwhile, its new image
+                            // arrives from home, and this link may still carry parts of the old
+                            // one.
+                            if current.is_none() || source.incoming != current {
                                 continue;
                             }
                             if let Err(error) = self.receive_part(arrived, Some(&mut source.link)) {
@@ -149,7 +150,8 @@ impl Shim {
             Message::ThreadExited => {
                 let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
                 if guest.let_exit(tid)? {
-                    // The memory is read through this thread while it is sent. Home asks again.
+                    // The guest's memory is read through this thread while the memory is sent. Home
+                    // repeats its request to depart.
                     self.cancel_departure(pid, Some(Busy::FirstThreadEnding.into()));
                 }
                 Ok(())
@@ -180,9 +182,9 @@ impl Shim {
                 if let (Some(thread), Ok(info)) = (threads.get_mut(&tid), Siginfo::try_from(info.as_slice()))
                 {
                     thread.accept_signal(*count, info)?;
-                    // Its calls acknowledge signals too, but it may make none. A signal that comes
-                    // when the image is on its way is not part of the image; home sends it again to
-                    // the next epoch, unless it was acknowledged.
+                    // The thread's calls acknowledge signals too, but the thread may make none. A
+                    // signal that arrives while the image is in transit is not part of the image,
+                    // and is not acknowledged, so that home sends it again to the next epoch.
                     if count.is_multiple_of(SIGNAL_ACK_INTERVAL) && matches!(process.state, State::Running) {
                         self.send_home(tid, &Message::SignalAck(*count));
                     }
@@ -234,7 +236,7 @@ impl Shim {
     }
 
     fn fork_guest(&mut self, pid: HomePid, tid: HomePid, pending: &PendingCall, child: (HomePid, &Outcome)) {
-        // It cannot depart while it forks; home asks again.
+        // A guest cannot depart while it forks; home repeats its request to depart.
         if let Some(process) = self.members.get_mut(pid).map(|guest| &mut guest.process)
             && matches!(process.state, State::Departing(_))
         {

@@ -13,13 +13,13 @@ pub(super) struct SourceLink {
     pub(super) link: Link,
     pub(super) inbox: Reassembler,
     /// The guest that it sends, with its new epoch.
-    pub(super) sends: Option<(HomePid, Epoch)>,
+    pub(super) incoming: Option<(HomePid, Epoch)>,
 }
 
 impl SourceLink {
     /// A new link, on which nothing has been received.
     pub(super) fn new(link: Link) -> Self {
-        Self { link, inbox: Reassembler::default(), sends: None }
+        Self { link, inbox: Reassembler::default(), incoming: None }
     }
 }
 
@@ -58,12 +58,12 @@ impl Departures {
     }
 
     /// Takes all departures that wait for home's confirmation, to try each again.
-    pub(super) fn take_unconfirmed(&mut self) -> Vec<(HomePid, Departure, Option<Link>)> {
+    pub(super) fn take_awaiting_confirmation(&mut self) -> Vec<(HomePid, Departure, Option<Link>)> {
         self.returning.drain().map(|(pid, (departure, link))| (pid, departure, link)).collect()
     }
 
-    /// Cancels the departure of a guest if it has not begun. Returns whether it waited for anything,
-    /// and whether for home's confirmation.
+    /// Cancels the departure of a guest if it has not begun. Returns whether the departure was
+    /// waiting, and whether it was waiting for home's confirmation.
     pub(super) fn cancel(&mut self, pid: HomePid) -> (bool, bool) {
         let (connecting, returning) = (self.connecting.remove(&pid), self.returning.remove(&pid));
         (connecting.is_some() || returning.is_some(), returning.is_some())
@@ -81,9 +81,10 @@ impl Departures {
         self.draining.push(DrainingLink { pid, link, last_progress: Instant::now(), unsent: 0 });
     }
 
-    /// Drains the links of guests that have been sent. A drained link is kept until home has
-    /// decided (`is_undecided`): then the next node has everything, or needs nothing. Returns the
-    /// guests whose link has failed, or has made no progress for `timeout`, and why.
+    /// Drains the links of guests that have been sent. A drained link is kept while home has not
+    /// decided (`is_undecided`). After the decision the next node has received everything, or needs
+    /// nothing. Returns the guests whose link has failed, or has made no progress for `timeout`,
+    /// and why.
     pub(super) fn drain(
         &mut self,
         timeout: Duration,

@@ -44,7 +44,7 @@ impl Shim {
         for pid in self.members.pids() {
             tracing::warn!(%pid, why, "a guest is killed by this node");
             let message = match self.members.get(pid).map(|guest| &guest.process) {
-                // It can still be resumed where it comes from.
+                // The process can still be resumed at its source.
                 Some(Process { state: State::Arriving(_), epoch, .. }) => {
                     Message::Declined(*epoch, why.to_owned())
                 }

@@ -67,7 +67,7 @@ impl Shim {
                 let _gone = stopped.resume(0);
             }
             _ if self.sandbox.is_helper(host) => {
-                tracing::error!("the guests' helper was killed, and all guests with it");
+                tracing::error!("the sandbox helper was killed, so all guests ended");
                 for pid in self.members.pids() {
                     self.send_home(pid, &Message::KilledBySignal(libc::SIGKILL));
                     self.remove(pid);
@@ -110,7 +110,7 @@ impl Shim {
         }
     }
 
-    /// Notifies home of guests that a signal is to end.
+    /// Notifies home of guests that are to be ended by a signal.
     pub(super) fn report_fatal_signals(&mut self) {
         let unreported =
             |guest: &&Guest| guest.is_active() && guest.process.stop_reasons.has_unreported_signal();
@@ -120,7 +120,7 @@ impl Shim {
             // A guest that departs because of its fatal signal was reported before. This one got
             // its signal after its departure had begun.
             self.cancel_departure(pid, None);
-            // Home must have its pending writes before its end becomes visible.
+            // Home must have the guest's pending writes before the guest's end becomes visible.
             if self.act_on(pid, Guest::return_delegations) == Some(true) {
                 self.act_on(pid, |guest, home| {
                     guest.report_fatal_signal(home);
@@ -143,7 +143,7 @@ impl Shim {
         }
     }
 
-    /// Stops the threads of guests that must stay stopped, as each thread becomes able to.
+    /// Stops the threads of guests that must stay stopped, each as soon as it can be stopped.
     pub(super) fn continue_quiesce(&mut self) {
         let moves = |guest: &&mut Guest| {
             matches!(guest.process.state, State::Running)

@@ -3,8 +3,8 @@
 //! Home sends its clock readings several times, and waits for a reply in between. A reading is old
 //! by the transit time of its message, so a clock set by it lags behind home's, and is never ahead:
 //! a process that comes home sees its clocks go forward. The smallest lag is used. It is shorter
-//! than the transit of most messages, so a guest that sleeps for a time at home measures at least
-//! that time when the result has arrived here.
+//! than the transit of most messages. So when the result of a sleep at home arrives here, the
+//! guest's clock has usually passed the end of that sleep.
 
 use rustix::time::{ClockId, clock_gettime};
 

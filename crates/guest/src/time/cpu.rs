@@ -1,9 +1,10 @@
-//! CPU time: what home's kernel has counted for the deputy, plus what the guest has used away.
+//! CPU time: what home's kernel has counted for the deputy, plus what the guest has used while
+//! away.
 //!
 //! Home answers `times`, `getrusage` and the CPU clocks for the deputy: the time before the process
-//! left, and the cost of its calls at home. Added to this are what this node's kernel has counted,
-//! to the nanosecond, and the sum of the earlier epochs away. None of the three decreases while the
-//! process is away, so neither does their sum.
+//! left, and the cost of its calls at home. The shim adds the time that this node's kernel has
+//! counted, to the nanosecond, and the sum of the earlier epochs away. None of these three terms
+//! decreases while the process is away, so their sum does not decrease either.
 
 use std::time::{Duration, Instant};
 use tern_migrate::{CpuTime, usage};
@@ -17,7 +18,7 @@ pub(crate) struct CpuMeter {
     process: i32,
     /// The thread; none for all threads, including those that have ended.
     thread: Option<i32>,
-    /// The time used away in earlier epochs.
+    /// The time used while away in earlier epochs.
     earlier: CpuTime,
     /// The time counted when this epoch began: the shim's work, not the program's.
     baseline: CpuCounters,
@@ -26,7 +27,7 @@ pub(crate) struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// Begins to count for a guest that has used `earlier` away in earlier epochs.
+    /// Begins to count for a guest that used `earlier` while it was away in earlier epochs.
     ///
     /// # Errors
     /// If it is gone.
@@ -40,7 +41,7 @@ impl CpuMeter {
         })
     }
 
-    /// Begins to count for a thread of a guest, likewise.
+    /// Begins to count for a thread that used `earlier` while it was away in earlier epochs.
     ///
     /// # Errors
     /// If it is gone.
@@ -49,7 +50,7 @@ impl CpuMeter {
         Ok(Self { process, thread: Some(thread), earlier, baseline, reported: CpuTime::default() })
     }
 
-    /// The time used away so far. If the guest is gone, the time at the last measurement.
+    /// The time used while away so far. If the guest is gone, the time at the last measurement.
     pub(crate) fn used(&mut self) -> CpuTime {
         let now = match self.thread {
             Some(thread) => thread_cpu_counters(self.process, thread),
@@ -67,8 +68,8 @@ impl CpuMeter {
         self.earlier.and(self.reported)
     }
 
-    /// Like [`used`](Self::used), if only the sum of user and system time is needed: all of this
-    /// epoch counts as user time.
+    /// Like [`used`](Self::used), for callers that need only the sum of user and system time: all
+    /// time of this epoch counts as user time.
     pub(crate) fn total_used(&mut self) -> CpuTime {
         let now = if self.thread.is_some() { None } else { cpu_total_ns(self.process).ok() };
         let Some(now) = now else { return self.used() };
@@ -78,8 +79,8 @@ impl CpuMeter {
 }
 
 impl CpuMeter {
-    /// The time used away by the process minus what this node's kernel has counted, in nanoseconds.
-    /// It may be negative.
+    /// The time used by the process while away, minus what this node's kernel has counted, in
+    /// nanoseconds. It may be negative.
     #[must_use]
     pub(crate) fn excess_over_counted(&self) -> i64 {
         let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX);
@@ -143,7 +144,7 @@ fn split_by_samples(counted: CpuCounters, reported: CpuTime) -> CpuTime {
     CpuTime { user: total - system, system }
 }
 
-/// Adds the time used away to home's result of a call about it (see [`call_target`]).
+/// Adds the time used while away to home's result of a call about CPU time (see [`call_target`]).
 pub(crate) fn add_to_result(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &mut Outcome) {
     let Some(out) = outcome.outs.first_mut() else { return };
     match i64::from(nr) {
@@ -162,8 +163,8 @@ pub(crate) fn add_to_result(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &m
 }
 
 /// The cache of home's last report of a process's CPU time, valid as long as home makes only
-/// internal calls for it. These cost the deputy little; the error is limited by a term of a quarter
-/// of a second. Programs often ask repeatedly (`clock`).
+/// internal calls for the process, and for a quarter of a second at most. Internal calls cost the
+/// deputy little CPU time, and the term limits the error. Programs often ask repeatedly (`clock`).
 #[derive(Debug, Default)]
 pub(crate) struct HomeCpuTime(Option<(ByteBuf, Instant)>);
 
@@ -183,7 +184,8 @@ impl HomeCpuTime {
         self.0 = None;
     }
 
-    /// The cached result of a call, if it asks for this time. The caller adds the time used away.
+    /// The cached result of a call, if it asks for this time. The caller adds the time used while
+    /// away.
     #[must_use]
     pub(crate) fn reply(&self, nr: u32, args: &[u64; 6]) -> Option<Outcome> {
         let (time, _) = self.0.as_ref().filter(|(_, sent_at)| sent_at.elapsed() < Self::TTL)?;

@@ -3,9 +3,9 @@
 //!
 //! An alarm on the guest's own CPU clock wakes the shim, so an idle guest costs nothing. Timers on
 //! a thread's clock cannot be set from outside its process. But a thread uses no more CPU time than
-//! its process: the alarm is set on the process's clock for the thread's remaining time, and the
-//! thread is checked when it expires. In the same way, home requests a threshold on user time as
-//! one on all CPU time.
+//! its process, so the alarm is set on the process's clock for the thread's remaining time, and the
+//! thread is checked when the alarm expires. In the same way, home requests a threshold on user
+//! time as one on all CPU time.
 
 use crate::time::cpu::CpuMeter;
 use std::collections::BTreeMap;
@@ -13,7 +13,8 @@ use tern_ids::HomePid;
 use tern_migrate::CpuTime;
 use tern_tracee::timers::Alarm;
 
-/// The shortest alarm, in nanoseconds of the guest's CPU time; the kernel checks less often.
+/// The shortest alarm, in nanoseconds of the guest's CPU time; the kernel does not check more
+/// often.
 const MIN_ALARM_NS: u64 = 1_000_000;
 
 /// The CPU usage at which home wants a report.
@@ -28,8 +29,8 @@ pub(crate) struct CpuThresholds {
 }
 
 impl CpuThresholds {
-    /// Sets the CPU usage of the process, or of a thread, at which home wants a report; or removes
-    /// it.
+    /// Sets or removes the threshold of CPU usage, of the process or of a thread, at which home
+    /// wants a report.
     pub(crate) fn set(&mut self, thread: Option<HomePid>, at: Option<u64>) {
         match (thread, at) {
             (None, at) => self.process = at,
@@ -80,7 +81,8 @@ impl CpuThresholds {
         }
         if min_remaining_ns < u64::MAX {
             let alarm = self.alarm.take().map_or_else(|| Alarm::new(host), Ok);
-            // A guest that is gone uses nothing. Without an alarm it is checked in each iteration.
+            // A guest that is gone needs no alarm. If the alarm of a live guest cannot be set, its
+            // thresholds are checked in each iteration of the main loop.
             let set = alarm.and_then(|alarm| alarm.set(min_remaining_ns.max(MIN_ALARM_NS)).map(|()| alarm));
             self.alarm = set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
         }

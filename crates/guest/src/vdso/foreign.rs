@@ -5,10 +5,10 @@
 //!   [vvar] and the like           nothing, kept free      r-x: the trampoline page, two pages below the vDSO
 //!   [vdso]                        a copy with other entries
 //! ```
-//! None of it is ever sent: at its next node the guest has home's own vDSO again, or another copy.
+//! None of this is ever sent: at its next node the guest gets home's own vDSO again, or a new copy.
 //! So a thread is never left stopped inside a trampoline, where home has no code. The shim moves it
-//! to the beginning of that function, or has it return ([`ForeignVdso::step_out`]). A thread in the
-//! rest of the copy is at an address where home has the same code.
+//! to the beginning of the redirected function, or has it return ([`ForeignVdso::step_out`]). A
+//! thread in the rest of the copy is at an address where home has the same code.
 
 use crate::vdso::trampoline::{DISTANCE, MAX_VDSO_LEN, VdsoTrampolines};
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl ForeignVdso {
         let trampolines = VdsoTrampolines::for_vdso(&theirs.code)
             .filter(|_| theirs.code.len() as u64 == code && (DISTANCE..=MAX_VDSO_LEN as u64).contains(&data));
         let Some(trampolines) = trampolines else {
-            return Err("the vDSO here differs from home's, whose form is not supported".into());
+            return Err("home's vDSO differs from this node's, and its format is not supported".into());
         };
         Ok(Some(Self { trampolines, kernel_mappings: Vec::new() }))
     }
@@ -102,7 +102,8 @@ impl ForeignVdso {
                 rest.push(m);
                 continue;
             }
-            // A file that the program has mapped over it is cut too: home has it in that place.
+            // A file that the program has mapped over the replacement is cut too: at home, the vDSO
+            // is there.
             rest.extend((m.start < ours.start).then(|| Mapping { end: ours.start, ..m.clone() }));
             let offset = m.offset + (ours.end - m.start);
             rest.extend((ours.end < m.end).then_some(Mapping { start: ours.end, offset, ..m }));

@@ -19,8 +19,8 @@
 //! ```
 //! The distance to the trampoline determines LO and HI, so a suitable place for the trampoline is
 //! searched. The trampolines are in a page of their own, two pages below the vDSO. In that place
-//! every kernel has pages that are read only for the clocks of hypervisors. Code that was
-//! interrupted while it read them reads the first data page next, and faults.
+//! every kernel has pages that only the clocks of hypervisors use. Code that was interrupted while
+//! it read such a page reads the first data page next, and faults.
 
 use tern_tracee::PAGE;
 
@@ -105,7 +105,7 @@ impl VdsoTrampolines {
 }
 
 /// Whether an instruction that begins with this byte faults in 64-bit mode, whatever follows: it is
-/// undefined, or is about ports and interrupts, which guests may not use.
+/// undefined or privileged (I/O ports, the interrupt flag, hlt).
 fn faults(byte: u8) -> bool {
     matches!(
         byte,
@@ -120,10 +120,10 @@ fn call(nr: i64) -> Vec<u8> {
     vec![0xb8, a, b, c, d, 0x0f, 0x05, 0xc3]
 }
 
-/// With a length of -1 in r8 a libc asks for the layout of the state that it is to keep for this
-/// function. The reply is that there is none (ENOSYS), so it uses the system call. A caller that
-/// already has a state gets the system call's result, which is what the function itself returns if
-/// the state's length is not the one it expects.
+/// A libc that passes a length of -1 in r8 asks for the layout of the state that it must keep for
+/// this function. The reply is ENOSYS, so the libc uses the system call. A caller that already has
+/// a state gets the system call's result, as the function itself would return it for a state of
+/// unexpected length.
 fn random() -> Vec<u8> {
     // cmp $-1,%r8; je over the call
     let mut trampoline = vec![0x49, 0x83, 0xf8, 0xff, 0x74, 0x08];

@@ -40,7 +40,7 @@ const MAX_SERVED_FILES: usize = 64;
 /// The content that is kept in memory, to be compared with the mappings of all guests.
 #[derive(Debug)]
 pub struct KeptContent {
-    /// The cache's number of requests at that time.
+    /// The cache's number of requests when this list was made.
     requests: u64,
     /// The hash of each file, and the device and inode under which guests map it.
     files: Vec<(ContentHash, (u64, u64))>,
@@ -53,7 +53,7 @@ impl KeptContent {
         self.files.is_empty()
     }
 
-    /// Keeps those that are not mapped at these devices and inodes.
+    /// Keeps the files whose device and inode are not in `mapped`.
     pub fn retain_unmapped(&mut self, mapped: &HashSet<(u64, u64)>) {
         self.files.retain(|(_, file)| !mapped.contains(file));
     }
@@ -65,7 +65,7 @@ pub struct ContentCache {
     served: VecDeque<UnixStream>,
     /// Open files, by hash.
     open: HashMap<ContentHash, OwnedFd>,
-    /// Device and inode of those whose content is only in memory.
+    /// Device and inode of the open files whose content is only in memory.
     in_memory: HashMap<ContentHash, (u64, u64)>,
     /// Number of requests for files so far.
     requests: u64,
@@ -126,11 +126,11 @@ impl ContentCache {
 
     /// Whether the file is read page by page from another node.
     #[must_use]
-    pub fn is_shown(&self, file: &FileRef) -> bool {
+    pub fn is_demand_paged(&self, file: &FileRef) -> bool {
         self.trees.contains_key(&file.hash)
     }
 
-    /// Whether the content is available here; opens it in the cache's directory.
+    /// Whether the content is available here. If it is in the cache's directory, opens it.
     pub fn has(&mut self, file: &FileRef) -> bool {
         if file.is_object {
             return true;
@@ -164,8 +164,8 @@ impl ContentCache {
     }
 
     /// Adds the next piece of a file's content, requested by this process or thread. Returns true
-    /// when the content is complete and verified. A piece at offset 0 starts again: the earlier
-    /// sender or requester is gone.
+    /// when the content is complete and verified. A piece at offset 0 begins the content anew: the
+    /// earlier sender or requester is gone.
     ///
     /// # Errors
     /// If the piece is out of order, the content does not match its hash, or there is no space. The
@@ -215,9 +215,10 @@ impl ContentCache {
         KeptContent { requests: self.requests, files }
     }
 
-    /// Forgets files that no guest maps, unless a file has been requested since `unmapped` was taken:
-    /// it may be one of these. Returns what it forgets: the memory is free when that is closed. A file
-    /// that is mapped again is sent again.
+    /// Forgets the files in `unmapped`, which no guest maps. If any file has been requested since
+    /// `unmapped` was taken, forgets none, since the request may be for one of these. Returns the
+    /// descriptors of the forgotten files: closing them frees the memory. A file that is mapped
+    /// again is sent again.
     #[must_use]
     pub fn forget_unmapped(&mut self, unmapped: &KeptContent) -> Vec<OwnedFd> {
         if unmapped.requests != self.requests {
@@ -364,9 +365,9 @@ mod tests {
         let mut cache = ContentCache::new(&directory("shown"));
         let connection = OpenFileConnection::Tree(ours);
         assert!(cache.add_opened(OpenedFile { hash: file.hash, fd, connection }).is_none());
-        assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));
+        assert!(cache.has(&file) && cache.is_demand_paged(&file) && cache.has(&file));
         drop(theirs);
-        assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_shown(&file));
+        assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_demand_paged(&file));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Opening and identifying the mapped files of a process at home. Any of this may take as long as the
-//! files' file systems like: it is for a worker, unless said otherwise.
+//! Opening and identifying the mapped files of a process at home. The files' file systems may delay
+//! any of this, so it is done by a worker, unless said otherwise.
 
 use super::{
-    At, MAX_COPY_BYTES, MIN_DIRECT_BYTES, MIN_SHOWN_BYTES, SETTLED_SECONDS, ShowableFiles, unreadable,
+    At, MAX_COPY_BYTES, MIN_DIRECT_BYTES, MIN_REMOTE_MAP_BYTES, MountableFiles, SETTLED_SECONDS, unreadable,
 };
 use crate::layout::FileRef;
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
@@ -40,7 +40,7 @@ pub(super) struct Identifier {
     pub(super) cache_dir: PathBuf,
     /// The node where its guest is, or will be.
     pub(super) guest: Option<NodeId>,
-    pub(super) showable: ShowableFiles,
+    pub(super) showable: MountableFiles,
     /// Used by workers only.
     mounts: Arc<Mutex<MfsMounts>>,
 }
@@ -76,14 +76,14 @@ impl Identifier {
     }
 
     /// Opens the object behind a mapping of shared memory.
-    /// Without CAP_CHECKPOINT_RESTORE that works only by name.
+    /// Without CAP_CHECKPOINT_RESTORE it can be opened only by name.
     pub(super) fn open_object(&self, m: &Mapping) -> io::Result<File> {
         let mut how = File::options();
         how.read(true).write(true);
         let direct = how.open(self.map_file((m.start, m.end)));
         let opened = direct.or_else(|refused| match refused.kind() {
-            // A shim of root does not do this: it could be led to open a file that another user has
-            // put there.
+            // A shim that runs as root does not open by name: another user could have put a file of
+            // that name there.
             io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
                 self.open_in_root(&m.name, OFlags::RDWR)
             }
@@ -93,7 +93,7 @@ impl Identifier {
     }
 
     /// Opens a path in the process's root. The kernel reported the name without symbolic links. So
-    /// if there is a link in it now, it would lead to another file.
+    /// a symbolic link in the name now would lead to another file.
     fn open_in_root(&self, name: &[u8], how: OFlags) -> io::Result<File> {
         let root = File::open(format!("/proc/{}/root", self.pid))?;
         let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -129,12 +129,12 @@ impl Identifier {
 
     /// The location of a file of home, as the guest's node sees it.
     fn location_at_home(&self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
-        let ShowableFiles::Of(node) = self.showable else { return None };
-        if meta.size() < MIN_SHOWN_BYTES {
+        let MountableFiles::Of(node) = self.showable else { return None };
+        if meta.size() < MIN_REMOTE_MAP_BYTES {
             return None;
         }
-        // Its path must lead to the same file from Tern's own root: not deleted, not in another
-        // root or mount namespace.
+        // Its path must lead to the same file from Tern's own root. It does not if the file was
+        // deleted, or if the process has another root or mount namespace.
         let named = fs::symlink_metadata(OsStr::from_bytes(&m.name)).ok()?;
         let path =
             m.name.strip_prefix(b"/").filter(|_| (named.dev(), named.ino()) == (meta.dev(), meta.ino()))?;
@@ -172,8 +172,8 @@ impl Identifier {
         Ok(hash)
     }
 
-    /// Identifies the file of a mapping, which is shared memory if it `is_object`. `None` for a
-    /// private mapping of /dev/zero.
+    /// Identifies the file of a mapping. `is_object` is whether the mapping is shared memory.
+    /// Returns `None` for a private mapping of /dev/zero.
     pub(super) fn identify(&self, m: &Mapping, is_object: bool) -> Result<Option<IdentifiedFile>, Unmovable> {
         let unreadable = |_e: io::Error| unreadable(&m.name);
         let file = if is_object { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;

@@ -24,9 +24,9 @@ impl HomeFiles {
         self.identified.values().map(|identified| &identified.file).filter(move |file| file.hash == hash)
     }
 
-    /// Opens the content of a file, as it was when it was identified: of its copy, or of the file if
-    /// its mapping and its stamp are still the same. If that fails, [`open_any`](Self::open_any) may
-    /// still find it.
+    /// Opens the content that a file had when it was identified: its copy, if one was made,
+    /// otherwise the file, if its mapping and its stamp are unchanged. If that fails,
+    /// [`open_any`](Self::open_any) may still find the content.
     pub fn open_content(&self, file: &FileRef) -> OpenContent {
         let known = self.identified.get(&(file.device, file.inode)).filter(|k| k.file.hash == file.hash);
         let Some(known) = known else { return self.open_any(file) };
@@ -43,7 +43,8 @@ impl HomeFiles {
         })
     }
 
-    /// Opens a file wherever it is mapped now, or by its name, or another one with the same content.
+    /// Opens a file wherever it is mapped now, or by its name; or opens another file with the same
+    /// content.
     pub fn open_any(&self, file: &FileRef) -> OpenContent {
         let mut same = self.identified.values().filter(|known| known.file.hash == file.hash);
         if let Some(copy) = same.find_map(|known| known.copy.as_ref()) {
@@ -58,11 +59,11 @@ impl HomeFiles {
         })
     }
 
-    /// Opens a file, or another one with the same content, which neither the guest's node nor the
+    /// Opens a file, or another file with the same content, which neither the guest's node nor the
     /// program can distinguish. `mapped` are the process's current mappings, by file.
     ///
     /// # Errors
-    /// If no file has it any more.
+    /// If no file with this content can be opened any more.
     pub fn open_like(&self, file: &FileRef, mapped: &HashMap<(u64, u64), &Mapping>) -> io::Result<File> {
         let identifier = &self.identifier;
         identifier

@@ -1,6 +1,6 @@
 //! Reading of file contents ahead of the link on which they are sent.
 //!
-//! To open and to read a file takes as long as its file system likes, so a thread does that. It
+//! A file system may delay the opening and reading of a file, so a separate thread does both. It
 //! reads the files in the order of the requests, and a few pieces ahead.
 
 use super::At;
@@ -25,8 +25,8 @@ const STACK_SIZE: usize = 128 << 10;
 /// Opens a file. May wait for its file system.
 pub type OpenContent = Box<dyn FnOnce() -> io::Result<File> + Send>;
 
-/// Reads the contents of files in a thread of its own, which ends when this is dropped, or when the
-/// file system answers after that.
+/// Reads the contents of files in a thread of its own. The thread ends when this reader is dropped;
+/// if the thread is then waiting for a file system, it ends when the file system answers.
 #[derive(Debug)]
 pub struct ContentReader {
     requests: Sender<Request>,
@@ -84,7 +84,7 @@ impl ContentReader {
 
 fn read_files(queue: Receiver<Request>, pieces: &SyncSender<io::Result<Vec<u8>>>, wake: &dyn Fn()) {
     for request in queue {
-        // The owner has gone if it does not take a piece.
+        // If a piece cannot be sent, the `ContentReader` has been dropped.
         let mut is_wanted = true;
         let read = read_file(request, &mut |piece| {
             is_wanted = pieces.send(Ok(piece)).is_ok();
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// The next piece, with the waker's help.
+    /// Waits for the next piece.
     fn next(reader: &mut ContentReader, woken: &Receiver<()>) -> io::Result<Vec<u8>> {
         loop {
             if let Some(piece) = reader.next_piece()? {

@@ -25,7 +25,7 @@ use std::path::PathBuf;
         tern lab down\n\n\
         Exit status:\n  \
         run, exec: that of the command; 125 the lab failed, 126 it cannot be run, 127 there is none\n  \
-        storm: 0 nothing differs, 1 something does, 2 wrong command line, 3 moved too seldom, 125 as above\n  \
+        storm: 0 nothing differs, 1 something does, 2 wrong command line, 3 too few moves, 125 as above\n  \
         others: 0 done, 1 not done, 2 wrong command line"
 )]
 pub struct LabArgs {

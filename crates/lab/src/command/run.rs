@@ -19,8 +19,8 @@ const TERMINATION_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) fn run_in(options: &LabOptions, command: &[OsString]) -> Result<u8, LabError> {
     signals::reset_sigchld();
     signals::record_interrupts();
-    // The nodes' inits become zombies of this process, not of the machine's init, and vanish when
-    // it ends.
+    // As a subreaper, this process adopts the nodes' inits. They become zombies of this process,
+    // not of the machine's init, and vanish when this process ends.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let (program, arguments) = split_command(command)?;
     let lab = Lab::up(options)?;

@@ -31,8 +31,8 @@ pub fn down(name: &LabName) -> Result<()> {
         loop {
             group.kill(EXIT_TIMEOUT).map_err(|pids| LabError::Unkillable { lab: name.clone(), pids })?;
             // A helper of the lab that was started just before the kill may still move itself into
-            // the group before it is removed. The next round kills it. A helper that finds no group
-            // exits.
+            // the group before the group is removed. The next round kills the helper. A helper that
+            // finds no group exits.
             match group.remove(GROUP_REMOVAL_TIMEOUT) {
                 Err(_) if Instant::now() < end => {}
                 removed => {

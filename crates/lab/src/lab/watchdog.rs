@@ -1,5 +1,6 @@
 //! The watchdog: a process outside the lab that holds the other end of a pipe to the lab's owner,
-//! and takes the lab down if the owner dies, for any reason, without having done so.
+//! and takes the lab down if the owner dies, for any reason, before it has taken the lab down
+//! itself.
 
 use crate::error::{Result, WithContext};
 use crate::lab;

@@ -81,8 +81,8 @@ impl Segment {
         {
             self.mac_table.insert(source, from);
         }
-        // One random number is drawn per frame, even if the frame is lost otherwise, so the
-        // sequence is the same.
+        // One random number is drawn per frame, even for a frame that is lost for another reason,
+        // so that the n-th frame of a port always gets the same number.
         let lost =
             self.loss > 0.0 && self.loss_rngs.get_mut(&from).is_some_and(|d| d.random::<f64>() < self.loss);
         let mut leaves = now;

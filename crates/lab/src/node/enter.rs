@@ -29,8 +29,8 @@ pub(crate) enum EnterMode {
 }
 
 /// Runs the program in the node with this process's environment, directory, terminal and standard
-/// files. Returns the program's exit code, or ends this process by the signal that ended it. The
-/// caller must be single-threaded.
+/// files. Returns the program's exit code, or ends this process by the signal that ended the
+/// program. The caller must be single-threaded.
 pub(crate) fn enter(
     lab: &LabName,
     node: u16,

@@ -61,9 +61,9 @@ impl Hierarchies {
         self.subgroup(lab, &format!("node{node}"))
     }
 
-    /// Unmounts the hierarchies that the group of this node is not in, so that nothing in the node
-    /// creates groups there, outside of the lab's own. The caller must be in the node's mount
-    /// namespace.
+    /// Unmounts the hierarchies in which this node has no group. Otherwise, programs in the node
+    /// could create groups there that are outside of the lab's groups. The caller must be in the
+    /// node's mount namespace.
     pub(crate) fn hide_unused(&self, lab: &LabName, node: u16) -> Result<()> {
         let group = self.node_group(lab, node);
         for (hierarchy, directory) in group.directories() {
@@ -104,10 +104,11 @@ impl Group {
     /// Creates the group with its leaf `main`. `speed` limits it to this many CPUs.
     ///
     /// A group without that limit is in no hierarchy that only divides CPU time, since its programs
-    /// could starve all others. Measured on Linux 6.18 with two CPUs: two pairs of programs wake
-    /// each other after 20 µs of work. With each side in a group two or three levels deep, a
-    /// computing program outside got no CPU for 2 to 5 s; with all in the root group it waited 21 ms
-    /// at most. A home shim and a guest shim are such a pair.
+    /// could starve all others. Measured on Linux 6.18 with two CPUs and two pairs of programs; the
+    /// two programs of a pair wake each other after 20 µs of work. With each program of a pair in a
+    /// group two or three levels deep, a compute-bound program outside of these groups got no CPU
+    /// for 2 to 5 s. With all programs in the root group, it waited 21 ms at most. A home shim and
+    /// a guest shim are such a pair.
     pub(crate) fn create(&self, speed: Option<f64>) -> Result<()> {
         for (hierarchy, directory) in self.directories() {
             if speed.is_none() && only_divides_cpu_time(hierarchy) {

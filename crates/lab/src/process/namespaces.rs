@@ -62,9 +62,9 @@ pub(crate) struct NodeEntry {
     pub(crate) directory: CString,
 }
 
-/// Makes the command run in the node with this signal mask. It must be created in the node's pid
-/// namespace ([`set_child_pid_namespace`]), and is killed when its parent, the calling thread,
-/// dies.
+/// Makes the command run in the node with this signal mask. The command's process must be created
+/// in the node's pid namespace ([`set_child_pid_namespace`]). It is killed when its parent, the
+/// calling thread, dies.
 pub(crate) fn set_node(command: &mut Command, entry: NodeEntry, mask: SignalMask) {
     let namespaces = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::NETWORK

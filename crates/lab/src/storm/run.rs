@@ -35,7 +35,7 @@ pub(super) struct RunResult {
     pub(super) duration: Duration,
     /// Number of processes that the command left running, and that were killed.
     pub(super) leftover: usize,
-    /// Whether it had to be killed.
+    /// Whether the command was killed because it did not end within the limit.
     pub(super) hung: bool,
     /// The moves made during the run.
     pub(super) moves: MoveStats,

@@ -7,7 +7,8 @@ use tern_mexec::hostile::Halves;
 
 static HALVES: LazyLock<Halves> = LazyLock::new(|| Halves::new().expect("two halves"));
 
-// std's start-up code makes writing to a broken pipe an error, not fatal; libFuzzer's does not.
+// std's start-up code ignores SIGPIPE, so that a write to a broken pipe only returns an error.
+// libFuzzer's start-up code does not.
 libfuzzer_sys::fuzz_target!(init: {
     // SAFETY: no other thread runs yet, and no handler is installed.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };

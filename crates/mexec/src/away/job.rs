@@ -192,8 +192,9 @@ impl Job {
         }
     }
 
-    /// Whether more output may be pending than the peer accepts now. A peer may accept none for as
-    /// long as it likes, so this time does not count towards [`OUTPUT_TIMEOUT`].
+    /// Whether more output may be pending than the peer accepts now. A peer may accept no output
+    /// for any length of time, so the time while this is true does not count towards
+    /// [`OUTPUT_TIMEOUT`].
     fn is_blocked(&self, link: &Link) -> bool {
         let mut open = self.output.iter().zip(&self.credit).filter(|(output, _)| output.is_some());
         open.any(|(_, credit)| credit.left() == 0 || link.unsent() > MAX_UNSENT)

@@ -99,8 +99,8 @@ impl State {
 }
 
 impl Slots {
-    /// `max` slots, or one per CPU and one more: while one command waits for its files, another
-    /// one computes. One user gets at most `max_per_user` of them, or all.
+    /// `max` slots, by default one per CPU and one more: while one command waits for its files,
+    /// another one computes. One user gets at most `max_per_user` of them, by default all.
     pub(super) fn new(max: Option<u32>, max_per_user: Option<u32>, cpus: Option<f64>) -> Self {
         let all = std::thread::available_parallelism().map_or(1, |all| all.get() as u32);
         let cpus = cpus.map_or(all, |cpus| all.min(cpus.ceil() as u32));

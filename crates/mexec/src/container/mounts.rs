@@ -1,10 +1,10 @@
 //! The mounts of a container: its home's files, and the directories that must be the node's own.
 //!
-//! The root is a small tmpfs in which each directory of home's root is mounted. It is not home's
-//! root itself with mounts in it: the kernel removes a mount, for all processes, when the FUSE
-//! client finds that the directory below it was replaced. Shared directories are nevertheless
-//! mounted inside home's directories: if such a mount is removed, the path leads to the same files
-//! through home.
+//! The root is a small tmpfs in which each directory of home's root is mounted. Home's root itself,
+//! with mounts in it, would not do: the kernel removes a mount, for all processes, when the FUSE
+//! client finds that the directory which the mount covers was replaced. Shared directories are
+//! nevertheless mounted inside home's directories: if such a mount is removed, the path leads to
+//! the same files through home.
 
 use super::setup_dir;
 use anyhow::{Context, Result, bail};

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tern_ids::{Credentials, NodeId};
 
-/// How often a caller that waits for admission is checked for having disconnected.
+/// How often the wait for admission checks whether the caller has disconnected.
 const ADMISSION_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A caller while its command is served.
@@ -24,7 +24,7 @@ pub(super) struct Caller<'a> {
     /// [`ExecReply::Pending`]).
     pub(super) wants_progress: bool,
     pub(super) entry: JobEntry,
-    /// Held while a node is searched.
+    /// Held during the search for a node.
     pub(super) permit: Option<Permit<'a>>,
     /// Held while it waits for a slot of this node.
     pub(super) queue_place: Option<QueuePlace<'a>>,
@@ -35,7 +35,7 @@ impl<'a> Caller<'a> {
         Ok(frames::write_message(&mut self.socket, kind::EXEC_REPLY, reply)?)
     }
 
-    /// The command runs on this node, or will at once.
+    /// Records that the command runs on `node`, or will at once.
     pub(super) fn set_placed(&mut self, node: NodeId, reason: PlacementReason) -> Result<()> {
         self.entry.set_running(node);
         (self.permit, self.queue_place) = (None, None);

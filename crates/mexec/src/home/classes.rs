@@ -22,7 +22,7 @@ const MAX_CLASSES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct CommandClasses {
     /// The maximum number of commands of a class that may run here at once as short ones.
-    at_once: usize,
+    max_concurrent_short: usize,
     state: Mutex<State>,
 }
 
@@ -43,9 +43,9 @@ struct ClassStats {
 }
 
 impl CommandClasses {
-    /// At most `at_once` commands of a class run here at once as short ones.
-    pub(super) fn new(at_once: usize) -> Self {
-        Self { at_once, state: Mutex::default() }
+    /// At most `max_concurrent_short` commands of a class run here at once as short ones.
+    pub(super) fn new(max_concurrent_short: usize) -> Self {
+        Self { max_concurrent_short, state: Mutex::default() }
     }
 
     /// Permits this user's next command of the class to run here as a short one, until the permit
@@ -69,7 +69,7 @@ impl CommandClasses {
         let class = (uid, truncated(class));
         state.stats.get(&class).filter(|stats| seconds(stats) < SHORT_SECONDS)?;
         let running = state.running.entry(class.clone()).or_default();
-        (*running < self.at_once).then(|| {
+        (*running < self.max_concurrent_short).then(|| {
             *running += 1;
             ShortPermit { classes: self, class }
         })

@@ -40,7 +40,7 @@ impl ClusterView {
     pub(super) fn nodes(&self, our_commands: impl Fn(NodeId) -> (u32, f32)) -> Result<Vec<NodeInfo>> {
         let mut cache = lock(&self.cache);
         if cache.as_ref().is_none_or(|(since, _)| since.elapsed() > MAX_AGE) {
-            // Other callers that need it wait for this query.
+            // The cache stays locked, so other callers wait for this query.
             match self.query() {
                 Ok(report) => *cache = Some((Instant::now(), report)),
                 Err(_) if cache.as_ref().is_some_and(|(since, _)| since.elapsed() < MAX_STALE_AGE) => {}

@@ -3,11 +3,11 @@
 //! Commands sent in the last second are not in the published loads yet. So a node counts as busy
 //! with the commands sent to it from here, or by its load, whichever is more. (Home knows how much
 //! of its load is due to its commands, and subtracts that.) A command gets the share of a CPU that
-//! is left for one more. The node where it will end first ranks first, by the CPU time that such
-//! commands need, if known, and by the cost of starting one on another node. Home ranks first while
-//! it is idle: a command there needs no link, and no remote files. When it is busy it takes up to
-//! one command more than it has CPUs, as other nodes do, and ranks last among equally fast nodes,
-//! since it serves files to all of them.
+//! is left for one more. The node where the command is expected to end first ranks first. The
+//! estimate uses the CPU time that such commands need, if known, and the cost of starting one on
+//! another node. Home ranks first while it is idle: a command there needs no link, and no remote
+//! files. When it is busy it takes up to one command more than it has CPUs, as other nodes do, and
+//! ranks last among equally fast nodes, since it serves files to all of them.
 
 use crate::messages::PlacementReason;
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub(super) struct NodeInfo {
     pub(super) speed: u32,
     /// Number of CPUs; a fraction under a CPU quota.
     pub(super) cpus: f32,
-    /// Runnable threads by speed and CPUs (docs/design/load.md): 100 is one standard CPU kept busy,
-    /// on a node that has one.
+    /// Runnable threads, divided by the speed and the number of CPUs (docs/design/load.md): 100 if
+    /// a node with one standard CPU keeps that CPU busy.
     pub(super) load: f32,
     /// Commands of this node that run there.
     pub(super) our_commands: u32,

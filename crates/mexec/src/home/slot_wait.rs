@@ -25,8 +25,9 @@ pub(super) enum WaitOutcome {
 }
 
 impl Home {
-    /// Waits until one of these nodes has a free slot. Closing the connections to the others then
-    /// removes the caller from their queues. A node that cannot be reached is excluded.
+    /// Waits until one of these nodes has a free slot. The connections to the others are then
+    /// closed, which removes the caller from their queues. A node that cannot be reached is
+    /// excluded.
     pub(super) fn wait_for_slot<'a>(
         &'a self,
         constraint: &Constraint,
@@ -79,7 +80,7 @@ impl Home {
                     }
                     // The executor there may be back in a moment, for example after an upgrade.
                     _ => {
-                        excluded.insert_ended(waiting.swap_remove(at).0);
+                        excluded.exclude_for_restart(waiting.swap_remove(at).0);
                         closed = Some(Instant::now());
                     }
                 }

@@ -37,7 +37,8 @@ struct State {
     recent_cpu: HashMap<u32, f64>,
     /// The expected CPU rate of a running command in standard CPUs, learned from ended ones.
     expected_rate: f64,
-    /// CPU seconds that a command that has run since the tracker began would have been charged.
+    /// The CPU seconds that would have been charged for a command that has run since the tracker
+    /// was created.
     charged_s: f64,
     /// When the state was last advanced.
     since: Instant,

@@ -2,8 +2,8 @@
 //!
 //! * [`validity`]: how long a reply may be cached under its lease
 //! * [`invalidator`]: drops what the kernel has cached
-//! * [`dentries`], [`path_retry`]: names that the kernel has, and path walks that met an outdated
-//!   one
+//! * [`dentries`], [`path_retry`]: names that the kernel has cached, and path walks that met an
+//!   outdated one
 //! * [`name_cache`]: names, for kernels that cannot invalidate theirs
 //! * [`pages`], [`pins`]: the kernel's pages of a file, and which files keep them
 //! * [`renewable_lease`]: attributes, names and open files under leases that are renewed together

@@ -282,7 +282,7 @@ impl Tree {
             }
             let done = first.peer.call(caller, checks, op, data);
             if is_change {
-                // Also after an error: the operation may have been performed.
+                // Counted also after an error, since the operation may have been performed.
                 first.peer.count_local_change();
                 for inode in inodes {
                     inode.renewable_cache.note_local_change();
@@ -425,7 +425,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives a handle that shares an open file its own, since a lock is requested on it.
+    /// Replaces the open file that a handle shares with others by one of its own, since a lock is
+    /// requested on the handle.
     ///
     /// # Errors
     /// The server's.

@@ -159,9 +159,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it may be repeated after a restart of the server, when it is unknown whether the
-    /// previous server executed it. A file that the previous server opened for it is no longer open
-    /// then.
+    /// Whether the operation may be repeated after a restart of the server, when it is unknown
+    /// whether the previous server executed the operation. A file that the previous server opened
+    /// is no longer open then.
     #[must_use]
     pub fn may_retry_after_restart(&self) -> bool {
         self.is_idempotent()

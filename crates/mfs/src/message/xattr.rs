@@ -16,15 +16,15 @@ const CAPABILITY: (u8, &[u8]) = (4, b"security.capability");
 /// `user.` and `security.` attributes.
 const USER_OR_SECURITY: u8 = 8;
 
-/// Any other listed attribute except `trusted.` ones, such as `btrfs.compression`, which the file
-/// system defines. A request for its value is always sent to the node.
+/// Any other listed attribute, such as `btrfs.compression`, which the file system defines. A
+/// request for its value is always sent to the node. `trusted.` attributes are not recorded.
 const FS_SPECIFIC: u8 = 16;
 
 impl XattrKinds {
-    /// None that every user can see.
+    /// The file has no attributes that every user can see.
     pub const NONE: Self = Self(0);
 
-    /// May have any.
+    /// The file may have attributes of all kinds.
     pub const UNKNOWN: Self = Self(u8::MAX);
 
     /// The kinds in a list of names as returned by listxattr(2): each name ends with a NUL byte.

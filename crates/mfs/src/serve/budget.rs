@@ -1,8 +1,8 @@
 //! Limits the number of descriptors that all sessions hold together.
 //!
-//! Objects, open files and lock owners take one each. When the limit is reached, the oldest objects
-//! of the session that has the most are forgotten, and its client looks them up again. So a walk
-//! through a large tree evicts its own objects.
+//! Objects, open files and lock owners take one each. When the limit is reached, the session with
+//! the most objects forgets its oldest ones, and its client looks them up again. So a walk through
+//! a large tree evicts its own objects.
 //!
 //! Lock order: the list of sessions, then the objects of one session. A caller of
 //! [`FdBudget::acquire`] holds neither.

@@ -1,4 +1,4 @@
-//! Which files a node exports, and which it never does.
+//! Which files a node exports, and which it never exports.
 //!
 //! Each lookup is of a single component, and never follows a symbolic link: the client's node
 //! follows links itself, as with NFS. So no name leads out of an exported directory, except through

@@ -1,18 +1,19 @@
 //! Watches leased files with fanotify(7): when a program of this node changes one, its leases are
-//! recalled at once. Without this, other nodes would see the change when the term has ended.
+//! recalled at once. Without this, other nodes would see the change only when the term has ended.
 //!
 //! ```text
 //!  lease ─▶ mark on the inode ─▶ kernel ─event─▶ thread ─▶ recall ─▶ callback channels
 //! ```
 //! Only leased files are marked, so access to other files costs nothing extra: a mark on a whole
-//! file system costs each write of the machine 0.6 to 2 µs, a mark on an inode only the writes to
-//! that inode. No program waits for the server. Events are read at most once a millisecond:
-//! meanwhile the kernel merges equal ones, so that a program that writes in a loop causes few.
+//! file system delays each write of the machine by 0.6 to 2 µs, whereas a mark on an inode delays
+//! only writes to that inode. No program waits for the server. Events are read at most once a
+//! millisecond: meanwhile the kernel merges equal ones, so that a program that writes in a loop
+//! causes few.
 //!
 //! Marks belong to a [`Group`], which is closed, with all its marks, when every lease granted while
 //! it was current has ended. By then there is a newer group, in which files with renewable leases
-//! have been marked again. So no file has to be found again to remove its mark, and a file that is
-//! not accessed from elsewhere any more costs nothing after twice [`GROUP_LIFETIME`].
+//! have been marked again. So the server need not find a file again to remove its mark, and a file
+//! that is not accessed from elsewhere any more costs nothing after twice [`GROUP_LIFETIME`].
 //!
 //! A file that a guest of this node writes has no mark ([`ChangeWatcher::unwatch`]): no session
 //! gets a lease of it meanwhile, and the next lease marks it again.
@@ -34,7 +35,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a group takes new marks; it is closed the same time later. Longer than a lease's term.
+/// How long new marks are added to a group; the group is closed after twice this time. Longer than
+/// a lease's term.
 const GROUP_LIFETIME: Duration = Duration::from_secs(30);
 
 /// Maximum number of marks per group, since each pins an inode in memory. Further files are not
@@ -155,9 +157,9 @@ impl ChangeWatcher {
     /// Watches a file for at least a term, and recalls its leases when a program of this node
     /// changes it. Must be called before the file's attributes are read.
     ///
-    /// Returns whether the file is watched, and only programs of this node can change it. A file
-    /// that cannot be marked is not an error: its leases just end with their term. One such case is
-    /// a caller without read permission, since the thread impersonates it.
+    /// Returns true if the file is watched and only programs of this node can change it. It is no
+    /// error if the file cannot be marked: its leases then end with their term. For example, the
+    /// thread has the caller's identity, and the caller may not read the file.
     pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
         let Groups { current: group, is_local: local, .. } = &mut *lock(&self.groups);
         let is_local = *local.entry(key.volume).or_insert_with(|| is_local(&fd));
@@ -209,9 +211,9 @@ impl ChangeWatcher {
                 tracing::info!("fanotify events were lost: all leases are recalled");
                 leases.recall_all_changed();
             } else if let Some(key) = self.file_of(&event)
-                // Checked after `file_of`: the server's own events cause no recall, but one may
-                // report that a removed file's mark is gone, since the server dropped the last
-                // descriptor.
+                // The server's own events cause no recall. But they are passed to `file_of` first,
+                // since one may report that a removed file's mark is gone, if the server dropped
+                // the last descriptor.
                 && event.process != own
             {
                 leases.recall_changed(key);
@@ -331,7 +333,8 @@ fn wait_and_read(watcher: &ChangeWatcher, leases: &LeaseTable, delay: Option<Dur
     let _error = poll(&mut ready, Some(&timeout));
     delay.into_iter().for_each(std::thread::sleep);
     let mut buffer = lock(&watcher.buffer);
-    // Each source once, so that a program that writes much cannot hold the thread at one of them.
+    // Reads each source once, so that a program that writes much cannot keep the thread at one of
+    // them.
     sources.iter().filter(|source| watcher.read(source, &mut buffer, leases)).count() > 0
 }
 

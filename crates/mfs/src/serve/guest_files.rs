@@ -28,7 +28,7 @@ use tern_control::control_socket;
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{Refusal, RefusalKind};
 
-/// ID of the session for this node's guests. Those of mounted trees are random.
+/// ID of the session for this node's guests. The session IDs of mounted trees are random.
 const GUEST_SESSION: [u8; 16] = [0; 16];
 
 /// Maximum number of files open for guests; each has a thread.
@@ -111,9 +111,9 @@ impl Server {
         release::release(&session.0, &self.leases, Release::File(opened));
     }
 
-    /// Sends the file to a guest. Its writes are not watched from now on: it is open, so no other
-    /// session gets a lease until this thread closes it. The guests' session has no callback
-    /// channel, and so gets no leases itself.
+    /// Sends the file to a guest. If the file is open for writing, changes of it are not watched
+    /// from now on: no other session gets a lease of the file until this thread closes it. The
+    /// guests' session has no callback channel, and so gets no leases itself.
     fn send_file(
         &self,
         caller: control_socket::PendingRequest,
@@ -126,8 +126,9 @@ impl Server {
         caller.reply_with_fd(file.fd.as_fd())
     }
 
-    /// Whether this is the file with that inode number, and a mounted tree has it open, as that of
-    /// the guest's home does: if it were closed, another file might have got the number.
+    /// Whether this file has the expected inode number, and is open through a mounted tree. The
+    /// guest's home has the expected file open through its tree. If no tree had it open, another
+    /// file might have got the number.
     fn is_expected_file(&self, attributes: &Attributes, number: u64) -> bool {
         let is_open = || {
             lock(&self.sessions).iter().any(|((_, id), s)| *id != GUEST_SESSION && s.is_open(attributes.key))

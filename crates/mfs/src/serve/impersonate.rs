@@ -2,7 +2,7 @@
 //! request. It has no capabilities then, unless the caller is root.
 //!
 //! Only the effective IDs change; the raw system calls change those of the calling thread alone.
-//! All effective capabilities are dropped with them, also those that `setfsuid` would keep, such as
+//! The change drops all effective capabilities, including those that `setfsuid` would keep, such as
 //! the one to use a disk's reserved blocks. The real IDs stay root's: the caller can neither signal
 //! nor trace the thread, and the thread can switch back.
 

@@ -1,11 +1,12 @@
 //! Leases: for how long a client may rely on cached attributes and content of a file.
 //!
 //! A lease is a promise to one session: until its term ends, or the session returns it, no other
-//! session changes the file (its attributes; the content too, of a regular file). No lease is
+//! session changes the file (its attributes, and the content of a regular file). No lease is
 //! granted while another session is changing the file or has it open for writing (the session that
-//! opens it gets one with the open). So a change first recalls the leases of all other sessions,
-//! and waits until they are returned, at most for the term. A session that has the file open for
-//! writing writes without further recalls, since no other session can get a lease meanwhile.
+//! opens it for writing gets a lease with the open). So a change first recalls the leases of all
+//! other sessions, and waits until they are returned, at most for the term. A session that has the
+//! file open for writing writes without further recalls, since no other session can get a lease
+//! meanwhile.
 //!
 //! The client counts the term from before its request, the server from the grant, so the client's
 //! term ends first. A server that replaces an earlier one does not know the leases that the earlier
@@ -13,8 +14,8 @@
 //!
 //! Programs on this node take no leases. Without renewable leases, an open always reaches the
 //! server, and so sees their changes. For files that are already open, and under renewable leases,
-//! fanotify reports the change and the leases are recalled ([`super::fanotify`]); where it cannot,
-//! the change is seen when the term has ended (docs/design/files.md).
+//! fanotify reports the change and the leases are recalled ([`super::fanotify`]). Changes that
+//! fanotify cannot report are seen when the term has ended (docs/design/files.md).
 
 use super::fanotify::{self, ChangeWatcher};
 use super::passthrough::{MAPPED_SESSION, MappedWriter};
@@ -167,8 +168,8 @@ impl LeaseTable {
         session.renew();
     }
 
-    /// Marks those of these files anew that have renewable leases, since their marks are about to
-    /// be removed. If that fails, recalls the leases.
+    /// Marks again those of these files that have renewable leases, since their old marks are about
+    /// to be removed. If a file cannot be marked, recalls its renewable leases.
     pub(crate) fn rewatch(&self, keys: &[FileKey]) {
         for key in keys {
             let session = {
@@ -275,7 +276,7 @@ impl LeaseTable {
                 for (_, mut holder) in file.holders.extract_if(|number, holder| {
                     holder.valid_until() <= now && (!holder.is_renewable || *number != session.number)
                 }) {
-                    // It has ended, but the session's next renewal would revive it.
+                    // The lease has ended, but the session's next renewal would revive it.
                     if holder.is_renewable {
                         holder.recall(*key, true);
                     }

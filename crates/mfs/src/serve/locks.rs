@@ -1,10 +1,10 @@
 //! Locks of other nodes' programs, held as locks of this node's kernel, so that they also conflict
 //! with locks of local programs.
 //!
-//! A record lock belongs to a process; here each such process is one lock owner, with an open file
-//! description of its own, whose locks (`F_OFD_SETLK`) conflict with all others. A lock of flock
-//! belongs to the open file, which exists here as well. No lock call waits here: the client that
-//! waits repeats the request.
+//! A record lock belongs to a process. The server has a lock owner for each such process, with an
+//! open file description of its own: locks of a description (`F_OFD_SETLK`) conflict with those of
+//! every other description. A lock of flock belongs to the open file, which the server has open as
+//! well. No lock call blocks in the server: the client repeats the request until the lock is free.
 
 use super::session::{OpenFile, Session};
 use crate::lock;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maximum number of lock owners per session, counted for each file.
+/// Maximum number of lock owners per session. An owner counts once for each file.
 const MAX_LOCK_OWNERS: usize = 16_384;
 
 /// Sets or removes a record lock.
@@ -65,8 +65,8 @@ pub(crate) fn test(
 /// Sets or removes flock's lock of an open file. The lock is dropped when the file is closed.
 ///
 /// # Errors
-/// `EAGAIN` if another lock conflicts; a lock that the file had before is lost then, as on one
-/// machine.
+/// `EAGAIN` if another lock conflicts; a lock that the open file had before is lost then, as on a
+/// single machine.
 pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
     let operation = match kind {
         LockKind::Shared => FlockOperation::NonBlockingLockShared,

@@ -35,9 +35,9 @@ impl Server {
     }
 }
 
-/// The backing file, if the kernel may access it directly: not if it has privileges that a write
-/// must clear (set-ID bits, capabilities), and not if its file system is not known to be local,
-/// since another machine might check the user.
+/// The backing file, if the kernel may access it directly. The kernel may not access a file with
+/// privileges that a write must clear (set-ID bits, capabilities), nor a file system that may be
+/// remote, where another machine might check the user.
 fn open_backing_file(file: &OpenFile) -> Result<BorrowedFd<'_>, Errno> {
     if let Some(fd) = file.backing_file.get() {
         return Ok(fd.as_fd());
@@ -53,8 +53,8 @@ fn open_backing_file(file: &OpenFile) -> Result<BorrowedFd<'_>, Errno> {
     Ok(file.backing_file.get_or_init(|| fd).as_fd())
 }
 
-/// Session number of the writers of closed files that may still be mapped. It is no session's, so
-/// that no session gets leases of the files, not even the tree's own.
+/// Session number of the writers of closed files that may still be mapped. No session has this
+/// number, so no session gets leases of these files, not even the tree's own.
 pub(super) const MAPPED_SESSION: u64 = 0;
 
 /// Counts as a writer of a file that may still be mapped, until this is dropped.

@@ -1,7 +1,7 @@
 //! Performs each operation by its system calls, as the caller.
 //!
-//! The kernel checks permissions at each of them: the server remembers no earlier decision, except
-//! that a file is open.
+//! The kernel checks permissions at each system call: the server remembers no earlier decision,
+//! except that a file is open.
 
 mod create;
 mod readdir;
@@ -170,8 +170,8 @@ impl OpContext<'_> {
     fn execute(&self, op: Op, data: &[u8], out: &mut Vec<u8>) -> Result<FileReply, OpError> {
         Ok(match op {
             Op::Lookup { dir, name } => {
-                // The directory's lease is granted before the lookup: it covers what its names mean
-                // from then on.
+                // The directory's lease is granted before the lookup, since the lease covers what
+                // the directory's names mean from then on.
                 let dir_attributes = self.directory_attributes(dir)?;
                 match self.object(dir).and_then(|dir| self.lookup(&dir, &name)) {
                     Ok((fd, position)) => FileReply::Found(self.hold(fd, position)?, dir_attributes),
@@ -190,7 +190,8 @@ impl OpContext<'_> {
             }
             Op::Mknod { dir, name, mode, umask } => {
                 let kind = FileType::from_raw_mode(mode);
-                // Devices are local to a node; here they would be the server's.
+                // Devices are local to a node: a device file created here would name a device of
+                // this node.
                 if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
                     return Err(Errno::PERM.into());
                 }
@@ -429,7 +430,8 @@ impl OpContext<'_> {
             rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
         }
         if let Some(size) = change.size {
-            // Allowed through a descriptor open for writing, whatever the permissions are by now.
+            // Truncation is allowed through a descriptor open for writing, whatever the permissions
+            // are by now.
             match opened.map(|opened| self.open_file(opened)).transpose()? {
                 Some(file) if file.flags & OFlags::ACCMODE != OFlags::RDONLY => {
                     rustix::fs::ftruncate(&file.fd, size)?;
@@ -482,7 +484,7 @@ fn component(name: &Name) -> Result<&OsStr, Errno> {
 }
 
 /// A path to the file of an `O_PATH` descriptor, for system calls that take only paths. The kernel
-/// goes to the file itself, whatever the thread's permissions on the directories are.
+/// resolves it to the file itself, whatever the thread's permissions on the directories are.
 fn proc_path(fd: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
 }

@@ -1,8 +1,8 @@
-//! Releases what a session holds: because its client requests it, or has abandoned the request
-//! whose reply would have delivered it.
+//! Releases resources of a session, either because its client requests that, or because the client
+//! has abandoned the request whose reply would have delivered them.
 //!
-//! Either may arrive more than once, and after a restart of the server. Numbers are never reused,
-//! so a number that is not held is ignored.
+//! A release may arrive more than once, and after a restart of the server. Numbers are never
+//! reused, so a number that is not held is ignored.
 
 use super::leases::LeaseTable;
 use super::perform::opens_for_writing;

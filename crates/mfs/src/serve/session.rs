@@ -159,7 +159,7 @@ impl Session {
         Self::with_first_number(first_number(), export, budget, purpose)
     }
 
-    /// The same, with a given first number of objects and open files.
+    /// [`Self::new`] with a given first number of objects and open files.
     pub(crate) fn with_first_number(
         first: u64,
         export: &Export,
@@ -222,7 +222,7 @@ impl Session {
         if let Some(object) = lock(&self.objects).count_lookup(held.key) {
             return Ok(object);
         }
-        // Without the lock: objects may be evicted here.
+        // Called without the lock, since it may evict objects.
         let permit = self.budget.acquire()?;
         let mut objects = lock(&self.objects);
         Ok(objects.count_lookup(held.key).unwrap_or_else(|| objects.add(held, permit)))
@@ -251,12 +251,13 @@ impl Session {
         evicted.len()
     }
 
-    /// Forgets files that had no name at the previous call either and are not open: their blocks
-    /// must not stay allocated for as long as another node's kernel happens to cache them.
+    /// Forgets files that are not open, had no name at the previous call, and have none now.
+    /// Otherwise their blocks would stay allocated for as long as another node's kernel happens to
+    /// cache the files.
     ///
-    /// The second look gives a client that has looked up a file before its removal the time to open
-    /// it. Removed directories are kept: a process that has one as its working directory still
-    /// finds it empty, and it takes next to no space.
+    /// Because of the second check, a client that has looked up a file before its removal has time
+    /// to open it. Removed directories are kept: a process that has one as its working directory
+    /// still finds it empty, and a removed directory takes next to no space.
     ///
     /// Returns the forgotten objects, since dropping the last descriptor of a large file takes the
     /// kernel long.
@@ -342,8 +343,8 @@ impl Session {
         lock(&self.recalls).callbacks > 0
     }
 
-    /// A callback channel was attached, or closed. They are counted: a new one may be attached
-    /// before the end of the old one is noticed.
+    /// A callback channel was attached, or closed. The channels are counted, since a new one may be
+    /// attached before the end of the old one is noticed.
     pub(crate) fn set_callback(&self, is_attached: bool) {
         let callbacks = &mut lock(&self.recalls).callbacks;
         *callbacks = if is_attached { *callbacks + 1 } else { callbacks.saturating_sub(1) };

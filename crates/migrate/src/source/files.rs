@@ -24,14 +24,15 @@ pub(super) struct Piece {
 pub(super) struct FileQueue {
     /// Index in the layout and length of each file, and whether it may be shorter by now.
     files: VecDeque<(u32, (u64, bool))>,
-    /// Offset of the next piece of the first one.
+    /// Offset of the next piece of the first file.
     offset: u64,
-    /// Reads them. It is started for the first file, and dropped after the last one.
+    /// Reads the files. It is started for the first file, and dropped after the last one.
     reader: Option<ContentReader>,
     /// Number of files, from the first one on, that the reader has been given.
     requested: usize,
-    /// Whether the first one is opened by any means, since it was not found as it was identified.
-    by_any_means: bool,
+    /// Whether any copy of the first file may be opened, since it was not found as it was
+    /// identified.
+    any_copy: bool,
 }
 
 impl FileQueue {
@@ -48,8 +49,8 @@ impl FileQueue {
         self.files.len()
     }
 
-    /// The next piece. None if it has not been read yet, or if the queue is empty: the reader wakes
-    /// the caller.
+    /// The next piece. None if the queue is empty, or if the piece has not been read yet: then the
+    /// reader wakes the caller.
     ///
     /// # Errors
     /// If the first file cannot be read. The queue must be dropped then.
@@ -68,8 +69,8 @@ impl FileQueue {
                 self.files.get(self.requested).filter(|_| self.requested < FILES_AHEAD)
             {
                 let file = layout.get(index as usize).ok_or(io::ErrorKind::NotFound)?;
-                let by_any_means = self.by_any_means && self.requested == 0;
-                reader.request(process.open_content(file, by_any_means)?, size);
+                let any_copy = self.any_copy && self.requested == 0;
+                reader.request(process.open_content(file, any_copy)?, size);
                 self.requested += 1;
             }
             match reader.next_piece() {
@@ -82,18 +83,16 @@ impl FileQueue {
                     self.offset += content.len() as u64;
                     if self.offset >= size {
                         self.files.pop_front();
-                        (self.offset, self.requested, self.by_any_means) = (0, self.requested - 1, false);
+                        (self.offset, self.requested, self.any_copy) = (0, self.requested - 1, false);
                     }
                     self.reader = Some(reader).filter(|_| !self.files.is_empty());
                     return Ok(Some(Piece { file: index, offset, content }));
                 }
-                Err(error)
-                    if self.by_any_means || self.offset > 0 || error.kind() == io::ErrorKind::TimedOut =>
-                {
+                Err(error) if self.any_copy || self.offset > 0 || error.kind() == io::ErrorKind::TimedOut => {
                     return Err(error);
                 }
-                // With a new reader: this one has ended.
-                Err(_) => (self.requested, self.by_any_means) = (0, true),
+                // Tries again with a new reader: this one has ended.
+                Err(_) => (self.requested, self.any_copy) = (0, true),
             }
         }
     }

@@ -206,7 +206,7 @@ impl MemorySender {
         Ok(())
     }
 
-    /// Takes the first item of the queue if it is such a new part.
+    /// Takes the first item of the queue if it is a new part with this `send_zeroes`.
     fn take_part(&mut self, send_zeroes: bool) -> Option<NewPart> {
         match self.queue.front() {
             Some(Item::NewPart(part)) if part.send_zeroes == send_zeroes => {

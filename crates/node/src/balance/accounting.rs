@@ -39,9 +39,9 @@ pub(crate) fn receive_outcome(node: &Node, peer: NodeId, pid: HomePid, arrived: 
 
 /// Records an arrival, so that decisions before the next scan take it into account.
 ///
-/// The load of this node is updated before the place of the process. A decision between the two
-/// updates counts the process out, or in, twice, which at most prevents a move. In the reverse
-/// order the process would be in both loads, and another one would leave.
+/// The load of this node is updated before the location of the process. A decision between the two
+/// updates subtracts or adds the process twice, which at most prevents a move. In the reverse order
+/// the loads of both nodes would include the process, and another process would leave.
 pub(super) fn record_arrival(node: &Node, pid: HomePid, from: NodeId, to: NodeId) {
     let (balancing, now_ms) = (&node.balancing, boot_ms());
     lock(&balancing.arrivals).push((pid, to, now_ms));
@@ -87,7 +87,7 @@ pub(super) fn update_guests(node: &Node, rows: &[ProcessRow]) {
         .filter(|row| row.state != "migrating")
         .filter_map(|row| Some((row.from?, row.pid)))
         .collect();
-    // Before the locks below, so that no other lock is taken under them.
+    // Computed before the locks below are taken, so that no other lock is taken under them.
     let own = view::local_node(node);
     let mut before = lock(&node.balancing.guests);
     let mut pending_changes = lock(&node.balancing.pending_changes);
@@ -109,8 +109,8 @@ pub(super) fn update_guests(node: &Node, rows: &[ProcessRow]) {
 pub(super) fn update_own_processes(node: &Node, mut processes: Vec<ProcessSnapshot>, now_ms: u64) {
     let me = node.me();
     let mut before = lock(&node.balancing.here);
-    // Arrivals since the scan are in `arrivals`. A concurrent arrival is in there already, or waits
-    // for `here`, locked above.
+    // Arrivals since the scan are in `arrivals`. A concurrent arrival is already in `arrivals`, or
+    // waits for the lock on `here`, which is taken above.
     for (pid, to, _) in lock(&node.balancing.arrivals).iter() {
         set_node(processes.iter_mut(), *pid, *to);
     }

@@ -1,14 +1,14 @@
 //! Eligibility of processes that mosrun has not started: the balancer also moves those of the users
 //! and groups that the administrator lists in `balance_users`, as MOSIX did for all users.
 //!
-//! Shells of sessions and daemons stay, unless they were started with mosrun. The kernel does not
-//! mark them; they are recognised like this:
+//! Daemons and the shells of sessions stay, unless they were started with mosrun. The kernel does
+//! not mark them. These processes count as such:
 //!
 //! - each session leader: a login shell, a daemon, or the first program of a terminal;
-//! - each process in the session of a daemon. Its leader has no terminal and is a child of init or
-//!   of systemd; or the leader is gone and the process is in the leader's own group, like a daemon
-//!   that has forked twice. (A process that `nohup` has kept over the end of a login was put into a
-//!   group of its own by the shell.)
+//! - each process in the session of a daemon. The leader of such a session has no terminal and is a
+//!   child of init or of systemd; or the leader is gone and the process is in the leader's own
+//!   process group, like a daemon that has forked twice. (If a process outlives a login because of
+//!   `nohup`, its shell has put it into a process group of its own, so it does not count.)
 
 use crate::os::sync::lock;
 use crate::process::registry::{RegisteredProcess, Registration};

@@ -1,9 +1,9 @@
 //! Notifies the balancer at once when one of the processes that it watches ends.
 //!
 //! Without this, a node that becomes idle stays idle for a while: its own scan comes once a second,
-//! the gossip of it half a second later, and the home's decision up to a second after that. So a
-//! process would move to the idle node two seconds late. A home sees the end of its processes,
-//! wherever they run, because their deputies end.
+//! the gossip about the scan half a second later, and the home's decision up to a second after
+//! that. So a process would move to the idle node two seconds late. A home sees the end of its
+//! processes, wherever they run, because their deputies end.
 
 use crate::process::procfs::read_stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Maximum number of processes that are watched. Among more than these the end of one matters
+/// Maximum number of processes that are watched. If there are more, the end of one of them matters
 /// little.
 const MAX_WATCHED: usize = 256;
 

@@ -4,8 +4,8 @@
 //! no further ones are started.
 //!
 //! This is checked once a second with the balancer's scan. As with `mosctl expel`, homes are asked
-//! to move their guests; none is accepted until own processes have been below the threshold for a
-//! while.
+//! to move their guests. No guest is accepted until own processes have been below the threshold for
+//! a while.
 
 use crate::cluster::view;
 use crate::migrate::evacuation;
@@ -49,8 +49,8 @@ pub(crate) fn descendants_of(holder: &str, all: &[ProcessSample]) -> HashSet<i32
     all.iter().filter(is_held).map(|one| one.pid).collect()
 }
 
-/// Measures who uses the node, and has guests moved away if own processes need it or guests use too
-/// much memory.
+/// Measures who uses the node, and asks homes to move guests away if own processes need the node or
+/// guests use too much memory.
 pub(crate) fn observe(
     node: &Arc<Node>,
     guests: &[ProcessSample],

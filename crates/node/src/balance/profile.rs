@@ -15,7 +15,8 @@ use tern_balancer::{DecayingRate, Hint};
 use tern_control::{Advice, DecayClass, DecayRates, ProcessRow, Workload};
 use tern_ids::{HomePid, NodeId};
 
-/// Weight of a new measurement of one second: after two seconds a change shows to three quarters.
+/// Weight of a new measurement of one second: after two seconds the average has followed three
+/// quarters of a change.
 const NEW_SAMPLE_WEIGHT: f64 = 0.5;
 
 /// For this long after a refusal a process is not tried again, in milliseconds.
@@ -84,8 +85,8 @@ pub(crate) struct BalancedProcess {
 }
 
 impl Profiles {
-    /// Updates the profiles from a scan: `all` lists the processes of the node, `eligible` those
-    /// that may be balanced, and `rows` those in its shims.
+    /// Updates the profiles from a scan: `all` lists the processes of the node, `eligible` the
+    /// processes that may be balanced, and `rows` the processes that its shims hold.
     pub(crate) fn update(
         &mut self,
         all: &[tern_load::ProcessSample],
@@ -250,7 +251,8 @@ impl Profile {
     }
 
     fn update_demand(&mut self, demand: f64, growth: f64, seconds: f64) {
-        // The first measurement is taken whole; one over less than a second counts less.
+        // The first measurement counts fully. Later, a measurement over less than a second counts
+        // less.
         let part = if self.demand == 0.0 { 1.0 } else { NEW_SAMPLE_WEIGHT * seconds.min(1.0) };
         self.demand += (demand - self.demand) * part;
         self.growth += (growth - self.growth) * part;
@@ -267,7 +269,8 @@ fn age(start: u64, context: &HomeContext<'_>) -> f64 {
     (context.now_ms as f64 / 1e3 - start as f64 / TICKS_PER_S).max(0.0)
 }
 
-/// The decay per second of a process of this class. The node's settings give it per interval.
+/// The decay per second of a process of this class. The node's settings give the decay per
+/// interval.
 fn decay(class: Option<DecayClass>, node: DecayRates) -> balancer::Decay {
     let kept = match class {
         Some(DecayClass::Never) => return balancer::Decay::None,

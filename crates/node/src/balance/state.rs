@@ -21,7 +21,7 @@ pub(crate) struct BalancerState {
     pub(super) profiles: Mutex<Profiles>,
     pub(crate) file_traffic: FileTrafficReports,
     pub(crate) eligible: EligibleUsers,
-    /// The processes of the last scan. A thread that needs `state` too locks that first.
+    /// The processes of the last scan. A thread that also needs `state` locks `state` first.
     pub(super) candidates: Mutex<Vec<BalancedProcess>>,
     /// Arrivals since the last scan: process, node, and time in milliseconds.
     pub(super) arrivals: Mutex<Vec<(HomePid, NodeId, u64)>>,

@@ -210,7 +210,7 @@ fn request_admission(
         protocol: PROTOCOL,
         secret: token.secret,
         public_key: key.public_key().to_vec(),
-        // The receiver refuses an empty signature with a sentence.
+        // The receiver refuses an empty signature, with an error message.
         signature: signature.unwrap_or_default(),
         node,
         address: address.into(),

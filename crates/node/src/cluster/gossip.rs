@@ -24,8 +24,8 @@ use tern_load::{LinkEstimate, Sample, Sampler};
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a node that was set to quiet continues to gossip. After one sample its entry carries
-/// the flag, and shows no guests if the node was emptied; then a few other nodes must receive it.
-/// Without this, they would show its last guests until they declare it dead.
+/// the flag, and shows no guests if the node was emptied. Then a few other nodes must receive this
+/// entry. Without the delay, the other nodes would show its last guests until they declare it dead.
 pub(crate) const QUIET_DELAY: Duration = Duration::from_secs(3);
 
 /// Timeout of sending one gossip message.

@@ -49,8 +49,9 @@ impl LinkCostStore {
     }
 }
 
-/// The costs that the balancer uses. The throughput of migrations is lower than that of the link
-/// where the pages of a process cannot be read as fast.
+/// The costs that the balancer uses. The throughput is that of the link or that of migrations,
+/// whichever is lower: the pages of a process may be read more slowly than the link could send
+/// them.
 pub(crate) fn to_link_cost(costs: &Costs) -> LinkEstimate {
     let migrations = costs.migration.map_or(u64::MAX, |cost| (1_000_000 << 20) / cost.us_per_mib.max(1));
     LinkEstimate { rtt_us: costs.rtt_us, bytes_per_s: costs.bytes_per_s.min(migrations) }

@@ -37,8 +37,8 @@ impl ClusterState {
     /// A state without information, except for link costs that were measured earlier.
     pub(crate) fn new<'a>(me: NodeId, measured: impl Iterator<Item = &'a Costs>) -> Self {
         let config = tern_gossip::GossipConfig::default();
-        // Later incarnations have higher numbers unless the clock was set back over a restart. In
-        // that case the others report that they have a later one, and this node takes a higher
+        // Later incarnations have higher numbers unless the clock was set back across a restart. In
+        // that case the other nodes report a later incarnation, and this node takes a higher
         // number.
         let incarnation = unix_ns() / 1_000_000;
         Self {

@@ -114,7 +114,7 @@ pub(crate) fn set_lock(node: &Node, caller: Caller, pid: HomePid, lock: Lock) ->
 
 /// Sets the advice for a running process.
 pub(crate) fn advise(node: &Node, caller: Caller, pid: HomePid, advice: Advice) -> Result<Reply, Refusal> {
-    // Advice alone must not make the process one that is balanced.
+    // Advice alone must not make the balancer move the process.
     let lock = if started_as(node, pid).is_some() { Lock::Keep } else { Lock::Locked };
     update_registration(node, caller, pid, lock, advice)
 }

@@ -2,8 +2,8 @@
 //!
 //! Only the home of a guest can move it, so this node asks the homes, repeatedly, until no guest is
 //! left. A home that is down does not block this for ever, since its guests are ended soon after
-//! `give_up_after`. When the node leaves the cluster, guests that no other node took within the
-//! time are killed.
+//! `give_up_after`. When the node leaves the cluster, guests that no other node has taken in time
+//! are killed.
 
 use crate::balance::query;
 use crate::cluster::gossip;

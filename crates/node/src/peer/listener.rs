@@ -1,5 +1,5 @@
-//! The TCP port. The first bytes of each connection, the preamble, say in clear for which component
-//! it is; that component authenticates it.
+//! The TCP port. The first bytes of each connection, the preamble, are not encrypted. They name the
+//! component that the connection is for, and that component authenticates the peer.
 
 use crate::cluster::admission;
 use crate::node::Node;
@@ -35,8 +35,8 @@ struct Acceptor {
 }
 
 impl Listener {
-    /// Binds the node's port on all addresses, or on the loopback only if that is the node's
-    /// address.
+    /// Binds the node's port on all addresses. If the node's address in the map is a loopback
+    /// address, binds the port on that address only.
     pub(crate) fn bind(node: &Node) -> Result<Self> {
         let map = node.map();
         let port = node.config.file.port.or_else(|| map.port(node.me())).unwrap_or(crate::cluster::map::PORT);

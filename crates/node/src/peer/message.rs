@@ -83,7 +83,8 @@ pub(crate) enum PeerRequest {
         /// The pids of the processes at their home, which is the receiver.
         pids: Vec<HomePid>,
     },
-    /// Does this shim run, and does it wait for this epoch of this process, a guest of the sender?
+    /// Does this home shim run, and does it wait for this epoch of this process? The guest is on the
+    /// sender's node.
     IsGuestAwaited {
         /// The shim.
         shim: ShimId,

@@ -29,7 +29,7 @@ const MAX_PROCESSES: usize = 65_536;
 /// The file with all inherited choices.
 const INHERITED_FILE: &str = "inherited";
 
-/// Maximum size in bytes of each other file.
+/// Maximum size in bytes of the file with the choices of one process.
 const MAX_FILE_LEN: usize = 4096;
 
 /// Maximum number of ancestors that are followed. A process that changes its parent during the walk

@@ -169,7 +169,7 @@ impl Node {
         }
     }
 
-    /// Sends a request as another user; the credentials of a thread are its own.
+    /// Sends a request as another user. Only the credentials of a separate thread are changed.
     pub(crate) fn ask_as(&self, uid: u32, request: &Request) -> Reply {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {

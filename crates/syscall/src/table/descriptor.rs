@@ -41,7 +41,7 @@ rows! {
     275 splice HOME [FD, OFFSET, FD, OFFSET, V, V] {waits(Restarts, NO_TIMEOUT) flow(Between(4))} PIPES;
     276 tee HOME [FD, FD, V, V] {waits(Restarts, NO_TIMEOUT)} PIPES;
     277 sync_file_range HOME [FD, V, V, V] {} AT_THE_DEPUTY;
-    278 vmsplice (away(reason::GIFTED_PAGES)) [FD, V, V, V] {}
+    278 vmsplice (homeward(reason::GIFTED_PAGES)) [FD, V, V, V] {}
         "It puts the process's own pages into a pipe, which only works on the node of both.";
     285 fallocate HOME [FD, V, V, V] {} AT_THE_DEPUTY;
     292 dup3 HOME [FD, FD, V] {} AT_THE_DEPUTY;

@@ -19,11 +19,11 @@ const URING: &str = "Its rings are shared with the kernel at home; programs work
 rows! {
     7 poll HOME [DESCRIPTORS, V, V] {waits(RestartBlock, Timeout::Millis(2))} WAIT;
     23 select HOME [V, BITS, BITS, BITS, LEFT] {waits(Restarts, Timeout::TimeLeft(4))} WAIT;
-    206 io_setup (away(reason::AIO)) [V, V] {} AIO;
-    207 io_destroy (away(reason::AIO)) [V] {} AIO;
-    208 io_getevents (away(reason::AIO)) [V, V, V, V, V] {waits(Eintr, Timeout::Timespec(4))} AIO;
-    209 io_submit (away(reason::AIO)) [V, V, V] {} AIO;
-    210 io_cancel (away(reason::AIO)) [V, V, V] {} AIO;
+    206 io_setup (homeward(reason::AIO)) [V, V] {} AIO;
+    207 io_destroy (homeward(reason::AIO)) [V] {} AIO;
+    208 io_getevents (homeward(reason::AIO)) [V, V, V, V, V] {waits(Eintr, Timeout::Timespec(4))} AIO;
+    209 io_submit (homeward(reason::AIO)) [V, V, V] {} AIO;
+    210 io_cancel (homeward(reason::AIO)) [V, V, V] {} AIO;
     213 epoll_create HOME [V] {} NEW;
     214 epoll_ctl_old NOSYS [] {} NEVER;
     215 epoll_wait_old NOSYS [] {} NEVER;
@@ -40,11 +40,11 @@ rows! {
     290 eventfd2 HOME [V, V] {} NEW;
     291 epoll_create1 HOME [V] {} NEW;
     294 inotify_init1 HOME [V] {} NEW;
-    298 perf_event_open (away(reason::PERFORMANCE_EVENTS)) [V, V, V, FD, V] {}
+    298 perf_event_open (homeward(reason::PERFORMANCE_EVENTS)) [V, V, V, FD, V] {}
         "The events to count happen where the program runs, and are read through shared memory.";
     300 fanotify_init HOME [V, V] {} NEW;
     301 fanotify_mark HOME [FD, V, V, FD, PATH] {} NAMES;
-    333 io_pgetevents (away(reason::AIO)) [V, V, V, V, V, V] {waits(Eintr, Timeout::Timespec(4))} AIO;
+    333 io_pgetevents (homeward(reason::AIO)) [V, V, V, V, V, V] {waits(Eintr, Timeout::Timespec(4))} AIO;
     425 io_uring_setup NOSYS [V, V] {} URING;
     426 io_uring_enter NOSYS [V, V, V, V, V, V] {waits(Eintr, Timeout::None)} URING;
     427 io_uring_register NOSYS [V, V, V, V] {} URING;

@@ -96,9 +96,9 @@ rows! {
     437 openat2 HOME [FD, PATH, struct_in(3, Width::Size, 4096), V] {waits(Restarts, NO_TIMEOUT)} NAMES;
     439 faccessat2 HOME [FD, PATH, V, V] {} NAMES;
     452 fchmodat2 HOME [FD, PATH, V, V] {} NAMES;
-    463 setxattrat (away(reason::NESTED_ATTRIBUTES)) [FD, PATH, V, ATTRIBUTE, V, V] {}
+    463 setxattrat (homeward(reason::NESTED_ATTRIBUTES)) [FD, PATH, V, ATTRIBUTE, V, V] {}
         "Its struct points to the value; the older calls do without.";
-    464 getxattrat (away(reason::NESTED_ATTRIBUTES)) [FD, PATH, V, ATTRIBUTE, V, V] {}
+    464 getxattrat (homeward(reason::NESTED_ATTRIBUTES)) [FD, PATH, V, ATTRIBUTE, V, V] {}
         "Its struct points to the value; the older calls do without.";
     465 listxattrat HOME [FD, PATH, V, attribute_out(4), V] {} VALUES;
     466 removexattrat HOME [FD, PATH, V, ATTRIBUTE] {} VALUES;

@@ -1,6 +1,7 @@
-//! ioctl: the shape of its third argument, by the request. A request that is not listed, and not of
-//! a family whose numbers state the size of a payload without pointers, fetches the process home: a
-//! pointer hidden in an unknown payload would otherwise be followed in the deputy's memory.
+//! ioctl: the shape of its third argument, by the request. A request is known if it is listed, or
+//! if it is of a family whose numbers state the size of a payload without pointers. An unknown
+//! request fetches the process home, since its payload may hide a pointer, which home's kernel
+//! would follow in the deputy's memory.
 
 use super::vocabulary::*;
 use linux_raw_sys::ioctl::*;
@@ -180,22 +181,22 @@ const IOC_WRITE: u32 = 1;
 const IOC_READ: u32 = 2;
 
 /// Families whose request numbers state the size of a payload without pointers: input devices,
-/// joysticks, raw HID and HID, clocks, watchdogs and raw MIDI. Left out are the requests of the same
-/// letters (Documentation/userspace-api/ioctl/ioctl-number.rst) that state another size or direction
-/// than the kernel transfers, take a number, or have a pointer in their payload.
+/// joysticks, raw HID and HID, clocks, watchdogs and raw MIDI. A request of the same letters
+/// (Documentation/userspace-api/ioctl/ioctl-number.rst) is left out if it states another size or
+/// direction than the kernel transfers, takes a number, or has a pointer in its payload.
 fn by_number(request: u32) -> Option<Payload> {
     let (direction, size) = (request >> 30, request >> 16 & 0x3fff);
     let (family, number) = ((request >> 8) as u8, request as u8);
     let flat = match family {
         // Force feedback and masks have pointers.
         b'E' => !matches!(number, 0x80 | 0x92 | 0x93),
-        // The correction of all axes states the size of that of one.
+        // The requests for the correction of all axes state the size for one axis.
         b'j' => !matches!(number, 0x21 | 0x22),
-        // From 0xc8 on Bluetooth, with pointers and larger payloads. Loading a program into a sound
-        // device (3, written) has a pointer.
+        // The numbers from 0xc8 on are Bluetooth's, with pointers and larger payloads. Number 3
+        // with IOC_WRITE loads a program into a sound device, and has a pointer.
         b'H' => number <= 0x14 && (number, direction) != (3, IOC_WRITE),
         // The interrupt rate and the epoch (0xc, 0xe) are set by a number; parameters (0x15, 0x16)
-        // have a pointer. From 0xa1 on those of PPS state the size of a pointer.
+        // have a pointer. The requests from 0xa1 on are of PPS, and state the size of a pointer.
         b'p' => number <= 0x14 && !(matches!(number, 0xc | 0xe) && direction == IOC_WRITE),
         b'W' => true,
         _ => false,

@@ -85,20 +85,20 @@ fn notify(args: &[u64; 6]) -> Route {
     if args[1] == 0 { Route::Home } else { Route::Homeward(reason::QUEUE_NOTIFICATION) }
 }
 
-/// The kernel allows SEMOPM (500, or the administrator's setting), and checks it before it reads
-/// the array.
+/// The kernel allows SEMOPM operations (500, or the administrator's setting), and checks their
+/// number before it reads the array.
 const OPERATIONS: Shape = Shape::In(counted(2, Width::Size, 6, 32768, OverLimit::Refused));
 const ATTRIBUTES: u32 = 64;
 
 rows! {
     29 shmget HOME [V, V, V] {} OBJECT;
-    30 shmat (away(reason::SHARED_MEMORY)) [V, V, V] {} ATTACH;
+    30 shmat (homeward(reason::SHARED_MEMORY)) [V, V, V] {} ATTACH;
     31 shmctl (Rule::By(shmctl_route, KNOWN_COMMANDS)) (by shmctl, "by the command") {} OBJECT;
     64 semget HOME [V, V, V] {} OBJECT;
     65 semop HOME [V, OPERATIONS, V] {waits(Eintr, Timeout::None)} OBJECT;
     66 semctl (Rule::By(semctl_route, "Home; Homeward for GETALL, SETALL and unknown commands")) (by semctl, "by the command") {}
         "The object belongs to home's IPC namespace; only the kernel knows how long its arrays are.";
-    67 shmdt (away(reason::SHARED_MEMORY)) [V] {} ATTACH;
+    67 shmdt (homeward(reason::SHARED_MEMORY)) [V] {} ATTACH;
     68 msgget HOME [V, V] {} OBJECT;
     69 msgsnd HOME [V, Shape::In(text(OverLimit::Refused)), V, V] {waits(Restarts, Timeout::None)} OBJECT;
     70 msgrcv HOME [V, Shape::Out(text(OverLimit::Cut), Amount::Result { size: 1, add: 8 }, When::AtLeast(0)), V, V, V]
@@ -117,6 +117,6 @@ rows! {
     245 mq_getsetattr HOME [FD, input(ATTRIBUTES), output(ATTRIBUTES)] {} QUEUE;
     248 add_key HOME [Shape::Text(32), PATH, struct_in(3, Width::Size, 1 << 20), V, V] {} KEYS;
     249 request_key HOME [Shape::Text(32), PATH, PATH, V] {waits(Restarts, Timeout::None)} KEYS;
-    250 keyctl (away(reason::KEYRINGS)) [V, V, V, V, V] {}
+    250 keyctl (homeward(reason::KEYRINGS)) [V, V, V, V, V] {}
         "Each of its many commands has arguments of its own.";
 }

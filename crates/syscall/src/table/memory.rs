@@ -61,22 +61,22 @@ rows! {
     28 madvise HERE [V, V, V] {} OWN;
     149 mlock HERE [V, V] {} "The memory to lock is the guest's; it counts against the limit there.";
     150 munlock HERE [V, V] {} OWN;
-    151 mlockall (away(reason::LOCKED_MEMORY)) [V] {}
+    151 mlockall (homeward(reason::LOCKED_MEMORY)) [V] {}
         "The memory of a program that locks all of it must stay at home.";
     152 munlockall HERE [] {} OWN;
     202 futex HERE [V, V, V, V, V, V] {waits(Interrupted::RestartBlock, Timeout::Timespec(3))} FUTEX;
-    216 remap_file_pages (away(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
+    216 remap_file_pages (homeward(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
         "It rearranges shared mappings, which do not exist away.";
-    237 mbind (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
+    237 mbind (homeward(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
     238 set_mempolicy HOME [V, Shape::In(NODES), V] {} POLICY;
     239 get_mempolicy (Rule::HereIf(OF_ADDRESS, thread_policy, "Here for an address; else Home"))
         [output(4), Shape::Out(NODES, Amount::Whole, When::AtLeast(0)), V, V, V] {}
         "A thread's policy is the deputy's; only the guest's node knows where a page is.";
-    256 migrate_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
-    279 move_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
-    310 process_vm_readv (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
+    256 migrate_pages (homeward(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
+    279 move_pages (homeward(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
+    310 process_vm_readv (homeward(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
         "The other process is at home, and this one's memory is not.";
-    311 process_vm_writev (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
+    311 process_vm_writev (homeward(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
         "The other process is at home, and this one's memory is not.";
     323 userfaultfd NOSYS [V] {}
         "Tern itself uses it on the guest's memory; programs work without it.";
@@ -86,10 +86,10 @@ rows! {
         [V, V, V, V] {} NO_KEYS;
     330 pkey_alloc (Rule::Always(Route::Refuse(libc::ENOSPC))) [V, V] {} NO_KEYS;
     331 pkey_free (Rule::Always(Route::Refuse(libc::EINVAL))) [V] {} NO_KEYS;
-    440 process_madvise (away(reason::OTHER_MEMORY)) [V, V, V, V, V] {}
+    440 process_madvise (homeward(reason::OTHER_MEMORY)) [V, V, V, V, V] {}
         "The other process is at home; when it is the caller itself, its memory is not.";
     449 futex_waitv HERE [V, V, V, V, V] {waits(Interrupted::Restarts, Timeout::Absolute(3))} FUTEX;
-    450 set_mempolicy_home_node (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
+    450 set_mempolicy_home_node (homeward(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
     453 map_shadow_stack (Rule::Always(Route::Refuse(libc::EOPNOTSUPP))) [V, V, V] {}
         "Answered as on a CPU without shadow stacks, which do not migrate yet.";
     454 futex_wake HERE [V, V, V, V] {} FUTEX;

@@ -107,8 +107,8 @@ fn kcmp_route(args: &[u64; 6]) -> Route {
 
 /// The kernel reads no more than its own cpumask.
 const AFFINITY: Len = counted(1, Width::UInt, 1, 8192, OverLimit::Cut);
-/// struct sched_attr begins with its size, where zero stands for the first version's. The kernel
-/// overwrites a size that it does not support with its own.
+/// struct sched_attr begins with its size, where zero stands for the size of the first version. If
+/// the kernel does not support the size, it writes the size that it supports there.
 const SCHED_ATTR: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 0, zero: 48, max: 4096, beyond: 4 });
 
 rows! {
@@ -126,7 +126,7 @@ rows! {
         {waits(Restarts, Timeout::None) consumes()} FAMILY;
     97 getrlimit HOME [V, output(PAIR)] {} "Limits are the deputy's.";
     98 getrusage (both(SplitCall::CpuTime)) [V, output(RUSAGE)] {} CPU_TIME;
-    101 ptrace (away(reason::TRACING)) [V, V, V, V] {}
+    101 ptrace (homeward(reason::TRACING)) [V, V, V, V] {}
         "The other process is at home, and the deputy already has a tracer.";
     109 setpgid HOME [V, V] {} FAMILY;
     110 getppid HOME [] {} FAMILY;
@@ -145,15 +145,15 @@ rows! {
     146 sched_get_priority_max HOME [V] {} SCHEDULING;
     147 sched_get_priority_min HOME [V] {} SCHEDULING;
     148 sched_rr_get_interval HOME [V, output(PAIR)] {} SCHEDULING;
-    154 modify_ldt (away(reason::SEGMENTS)) [V, V, V] {} "Segment descriptors do not migrate.";
+    154 modify_ldt (homeward(reason::SEGMENTS)) [V, V, V] {} "Segment descriptors do not migrate.";
     157 prctl (Rule::HereIf(prctl::OWN, prctl::route, "Here to ask for the tid address; else by the option")) (by prctl::shapes, "by the option") {}
         "Most options are the deputy's state; those of memory and CPU are the guest's.";
     158 arch_prctl (Rule::HereIf(BASE_REGISTERS, arch_prctl,
             "Here for the FS and GS base; EINVAL for shadow stacks; else Homeward")) [V, V] {}
         "The base registers are the guest's; other options set what its node may not have.";
     160 setrlimit (Rule::By(setrlimit, LIMITS_BY_KIND)) [V, input(PAIR)] {} LIMIT;
-    172 iopl (away(reason::IO_PORTS)) [V] {} "The ports are home's.";
-    173 ioperm (away(reason::IO_PORTS)) [V, V, V] {} "The ports are home's.";
+    172 iopl (homeward(reason::IO_PORTS)) [V] {} "The ports are home's.";
+    173 ioperm (homeward(reason::IO_PORTS)) [V, V, V] {} "The ports are home's.";
     186 gettid HERE [] {} SAME_PID;
     203 sched_setaffinity HOME [V, V, Shape::In(AFFINITY)] {} SCHEDULING;
     204 sched_getaffinity HOME [V, V, filled(AFFINITY, 1)] {} SCHEDULING;
@@ -163,17 +163,17 @@ rows! {
         {waits(Restarts, Timeout::None) consumes()} FAMILY;
     251 ioprio_set HOME [V, V, V] {} "Input and output happen at home.";
     252 ioprio_get HOME [V, V] {} "Input and output happen at home.";
-    272 unshare (away(reason::NAMESPACES)) [V] {} NAMESPACE;
+    272 unshare (homeward(reason::NAMESPACES)) [V] {} NAMESPACE;
     273 set_robust_list HERE [V, V] {} OWN_STATE;
     274 get_robust_list HERE [V, V, V] {} OWN_STATE;
     302 prlimit64 (Rule::By(prlimit64, LIMITS_BY_KIND)) [V, V, input(PAIR), output(PAIR)] {} LIMIT;
-    308 setns (away(reason::NAMESPACES)) [FD, V] {} NAMESPACE;
+    308 setns (homeward(reason::NAMESPACES)) [FD, V] {} NAMESPACE;
     309 getcpu HERE [V, V, V] {} "The guest runs on its node's CPUs.";
     312 kcmp (Rule::By(kcmp_route, "Home; Homeward for an unknown type")) (by kcmp, "by the type") {}
         "It compares system contexts, which are at home.";
     314 sched_setattr HOME [V, Shape::InOut(SCHED_ATTR), V] {} SCHEDULING;
     315 sched_getattr HOME [V, struct_inout(2, Width::UInt, 4096), V, V] {} SCHEDULING;
-    317 seccomp (away(reason::SECCOMP)) [V, V, V] {}
+    317 seccomp (homeward(reason::SECCOMP)) [V, V, V] {}
         "Its filter would have to check the calls of both the guest and the deputy.";
     322 execveat (both(SplitCall::Exec)) [FD, PATH, Shape::Strings, Shape::Strings, V] {} EXEC;
     334 rseq HERE [V, V, V, V] {} OWN_STATE;

@@ -86,7 +86,7 @@ rows! {
     176 delete_module HOME [Shape::Text(56), V] {} ADMINISTRATION;
     177 get_kernel_syms NOSYS [] {} NEVER;
     178 query_module NOSYS [] {} NEVER;
-    179 quotactl (away(reason::QUOTAS)) [V, V, V, V] {} "Each of its commands has a struct of its own.";
+    179 quotactl (homeward(reason::QUOTAS)) [V, V, V, V] {} "Each of its commands has a struct of its own.";
     180 nfsservctl NOSYS [] {} NEVER;
     181 getpmsg NOSYS [] {} NEVER;
     182 putpmsg NOSYS [] {} NEVER;
@@ -97,11 +97,11 @@ rows! {
     211 get_thread_area NOSYS [] {} NEVER;
     212 lookup_dcookie NOSYS [] {} "Removed from the kernel.";
     236 vserver NOSYS [] {} NEVER;
-    246 kexec_load (away(reason::KEXEC)) [V, V, V, V] {} "Its segments are pointers within a struct.";
+    246 kexec_load (homeward(reason::KEXEC)) [V, V, V, V] {} "Its segments are pointers within a struct.";
     313 finit_module HOME [FD, PATH, V] {} ADMINISTRATION;
     318 getrandom HERE [V, V, V] {} "Random bytes are equally good on every node.";
     320 kexec_file_load HOME [FD, FD, V, struct_in(2, Width::Size, PAGE as u64), V] {} ADMINISTRATION;
-    321 bpf (away(reason::BPF)) [V, V, V] {} "Its programs and maps are reached by pointers within structs.";
+    321 bpf (homeward(reason::BPF)) [V, V, V] {} "Its programs and maps are reached by pointers within structs.";
     335 uretprobe NOSYS [] {} "Only a probe's own trampoline makes it, and probed processes do not migrate.";
     336 uprobe NOSYS [] {} "Only a probe's own trampoline makes it, and probed processes do not migrate.";
     428 open_tree HOME [FD, PATH, V] {} MOUNTS;
@@ -112,7 +112,7 @@ rows! {
     432 fsmount HOME [FD, V, V] {} MOUNTS;
     433 fspick HOME [FD, PATH, V] {} MOUNTS;
     442 mount_setattr HOME [FD, PATH, V, struct_in(4, Width::Size, PAGE as u64), V] {} MOUNTS;
-    443 quotactl_fd (away(reason::QUOTAS)) [FD, V, V, V] {} "Each of its commands has a struct of its own.";
+    443 quotactl_fd (homeward(reason::QUOTAS)) [FD, V, V, V] {} "Each of its commands has a struct of its own.";
     457 statmount HOME [Shape::In(MOUNT_REQUEST),
             Shape::Out(counted(2, Width::Size, 1, 1 << 20, OverLimit::Cut), Amount::SelfSized, When::AtLeast(0)), V, V] {}
         MOUNTS;

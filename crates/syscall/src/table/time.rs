@@ -15,7 +15,7 @@ const NATIVE_CLOCK: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 4, 5, 6, 
 const NATIVE_RESOLUTION: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 2, 3, 4, 5, 6, 7, 11] };
 
 /// CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID, or the CPU clock of a process or thread.
-/// Negative ids whose low bits are 3 are descriptors of clock devices.
+/// Negative ids whose lowest three bits have the value 3 are descriptors of clock devices.
 fn counts_cpu_time(clock: u64) -> bool {
     let clock = clock as i32;
     clock == 2 || clock == 3 || (clock < 0 && clock & 7 != 3)
@@ -37,7 +37,8 @@ fn unless_cpu_clock(args: &[u64; 6]) -> Route {
     if counts_cpu_time(args[0]) { Route::Homeward(reason::CPU_TIMER) } else { Route::Home }
 }
 
-/// ITIMER_REAL counts real time, the others CPU time. The kernel refuses all further ones.
+/// ITIMER_REAL counts real time; ITIMER_VIRTUAL and ITIMER_PROF count CPU time. The kernel refuses
+/// all other timers.
 fn interval_timer(args: &[u64; 6]) -> Route {
     match args[0] as i32 {
         1 | 2 => Route::Both(SplitCall::CpuTimer),
@@ -45,14 +46,14 @@ fn interval_timer(args: &[u64; 6]) -> Route {
     }
 }
 
-const BY_WHAT_IT_COUNTS: &str = "Home; Both (CpuTimer) for timers that count CPU time";
+const TIMER_ROUTE: &str = "Home; Both (CpuTimer) for timers that count CPU time";
 const LEFT: Shape = Shape::Out(Len::Fixed(PAIR), Amount::Whole, When::Interrupted);
 
 rows! {
     35 nanosleep HOME [input(PAIR), LEFT] {waits(RestartBlock, Timeout::None)} SLEEP;
-    36 getitimer (Rule::By(interval_timer, BY_WHAT_IT_COUNTS)) [V, output(TIMERSPEC)] {} TIMER;
+    36 getitimer (Rule::By(interval_timer, TIMER_ROUTE)) [V, output(TIMERSPEC)] {} TIMER;
     37 alarm HOME [V] {} TIMER;
-    38 setitimer (Rule::By(interval_timer, BY_WHAT_IT_COUNTS)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
+    38 setitimer (Rule::By(interval_timer, TIMER_ROUTE)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
     96 gettimeofday HERE [V, V] {} CLOCK;
     100 times (both(SplitCall::CpuTime)) [output(32)] {} "The times are the deputy's plus the guest's.";
     159 adjtimex HOME [inout(size::<libc::timex>())] {} SET;

@@ -9,7 +9,7 @@ pub(super) const HERE: Rule = Rule::Always(Route::Here);
 pub(super) const HOME: Rule = Rule::Always(Route::Home);
 pub(super) const NOSYS: Rule = Rule::Always(Route::Refuse(libc::ENOSYS));
 
-pub(super) const fn away(reason: &'static str) -> Rule {
+pub(super) const fn homeward(reason: &'static str) -> Rule {
     Rule::Always(Route::Homeward(reason))
 }
 

@@ -1,5 +1,5 @@
-//! Memory that plays a guest's: direct calls access it natively, forwarded calls only through
-//! `UserMemory`.
+//! Memory that plays the role of a guest's memory: direct calls access it natively, forwarded calls
+//! only through `UserMemory`.
 
 use tern_syscall::{Fault, UserMemory};
 

@@ -57,7 +57,8 @@ fn lines(columns: u16) -> Vec<(&'static str, String)> {
 /// The key of a line that is a heading.
 const HEADING: &str = "heading";
 
-/// The number of lines by which the help can be scrolled: then its last line is on the screen.
+/// The maximum number of lines by which the help can be scrolled. Its last line is then the last on
+/// the screen.
 #[must_use]
 pub fn max_scroll((columns, height): (u16, u16)) -> usize {
     lines(columns).len().saturating_sub(usize::from(height).saturating_sub(1))

@@ -191,8 +191,9 @@ impl Pagemap {
         Ok(runs)
     }
 
-    /// The pages in `[start, end)` written since the last call, and write-protects the range again.
-    /// `None` if writes are not tracked in all of it (see [`crate::write_tracker`]).
+    /// Returns the pages in `[start, end)` written since the last call, and write-protects the
+    /// range again. `None` unless writes are tracked in the whole range (see
+    /// [`crate::write_tracker`]).
     ///
     /// # Errors
     /// If the process is gone.

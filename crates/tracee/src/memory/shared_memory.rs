@@ -50,7 +50,7 @@ impl SharedMapping {
         Ok(Self { base, len, mapping: Arc::new(Mapping { base, len }) })
     }
 
-    /// A part of the mapping, which keeps the whole mapped.
+    /// A part of the mapping. As long as the part exists, the whole mapping stays mapped.
     ///
     /// # Panics
     /// If it is not within the mapping, or not aligned to 8 bytes. The arguments are never received
@@ -94,8 +94,8 @@ impl SharedMapping {
     #[must_use]
     pub fn bytes(&mut self, offset: usize) -> &mut [u8] {
         let offset = offset.min(self.len);
-        // SAFETY: in bounds; exclusive in this process through `&mut self`, and by the protocol in
-        // the deputy.
+        // SAFETY: in bounds. Access is exclusive: in this process through `&mut self`, and against
+        // the deputy by the protocol.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), self.len - offset) }
     }
 }

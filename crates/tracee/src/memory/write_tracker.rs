@@ -2,10 +2,10 @@
 //! 6.7).
 //!
 //! The userfaultfd acts on the memory of the process that creates it, so it is created inside the
-//! process, and taken out at once. With `UFFD_USER_MODE_ONLY` it needs no privilege, and still
-//! covers writes by the kernel, since asynchronous faults are resolved without a handler. Closing
-//! it ends the tracking and removes all write protection. New mappings are not tracked until
-//! [`WriteTracker::track`] is called for them.
+//! process, and moved to the tracer at once. With `UFFD_USER_MODE_ONLY` it needs no privilege, and
+//! still covers writes by the kernel, since asynchronous faults are resolved without a handler.
+//! Closing it ends the tracking and removes all write protection. New mappings are not tracked
+//! until [`WriteTracker::track`] is called for them.
 
 use crate::error::{Error, Result};
 use crate::pidfd::Pidfd;

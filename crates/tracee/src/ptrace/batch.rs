@@ -3,13 +3,14 @@
 //! with many threads the stops take most of the time.
 //!
 //! Each thread gets a list of calls in the process's memory, and runs code that makes them one
-//! after the other, stores each result over the call's number, sets a flag after the list, and
-//! sleeps on a futex until the tracer interrupts it. It then stops where the kernel checks for
-//! signals, from where it can be resumed with any registers, also into the restart of a call. The
-//! tracer waits for the flag only, for a limited time.
+//! after the other, stores each result over the call's number, sets the flag at the end of the
+//! list, and sleeps on a futex until the tracer interrupts it. The thread then stops where the
+//! kernel checks for signals. From there it can be resumed with any registers, also into the
+//! restart of a call. The tracer waits only for the flag, and for a limited time.
 //!
-//! A list for a single thread may be as long as the memory for it allows, and longer lists are made
-//! in parts ([`run_calls`]). If a filter traps the calls, the tracer answers the traps meanwhile.
+//! A list for a single thread may fill all memory that is available for it; the calls of a longer
+//! list are made in parts ([`run_calls`]). If a filter traps the calls, the tracer answers the
+//! traps meanwhile.
 
 use crate::error::{Error, Result};
 use crate::inject::Injection;
@@ -276,7 +277,7 @@ impl Injection {
         let deadline = Instant::now() + BATCH_TIMEOUT;
         for turn in 0u32.. {
             let state = memory.word(flag);
-            // A thread that is gone reports that here, and its memory cannot be read.
+            // If the thread is gone, its memory cannot be read, and this wait reports the exit.
             if let Some((_, change)) = stop::wait(self.pid(), false)? {
                 self.stopped_early(change)?;
             }

@@ -1,9 +1,9 @@
 //! A time limit for injected calls, so that a tracee cannot block its tracer.
 //!
 //! While a guest makes an injected call, its shim waits for nothing else. Other threads of a
-//! hostile guest may change the code that is about to make the call, so that it never gets there.
-//! The guest is then killed: a weaker signal would not end the wait. Deputies need no limit, since
-//! all their threads are stopped.
+//! hostile guest may change the code that is about to make the call, so that the call is never
+//! made. The guest is then killed: a weaker signal would not end the wait. Deputies need no limit,
+//! since all their threads are stopped.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

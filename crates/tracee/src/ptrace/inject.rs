@@ -28,12 +28,12 @@ impl Site {
     /// Finds a `syscall` instruction in the process's vDSO.
     ///
     /// # Errors
-    /// If it has no vDSO, or that has no such instruction.
+    /// If the process has no vDSO, or the vDSO has no such instruction.
     pub fn in_vdso(memory: &Memory) -> Result<Self> {
         let pid = memory.pid();
         let none = || Error::Unreadable { what: "vDSO", pid };
         let is_vdso = |m: &Mapping| m.name == b"[vdso]";
-        // The kernel mapped it there. The process may have moved it since.
+        // The kernel mapped the vDSO at this address. The process may have moved it since.
         let address = procfs::vdso_address(&procfs::auxv(pid)?);
         let found = address.map_or(Ok(None), |address| procfs::mapping_at(pid, address))?;
         let vdso = match found.filter(is_vdso) {
@@ -296,8 +296,8 @@ impl Injection {
         stopped.set_registers(registers)?;
         let mut stop = if self.at_signal_check { stopped.stop } else { Stop::Interrupt };
         // The kernel processes restart codes where it checks for signals, which is after the
-        // syscall-exit stop. And only at such a stop can PTRACE_LISTEN keep a thread in its group
-        // stop.
+        // syscall-exit stop. PTRACE_LISTEN, which keeps a thread in its group stop, also needs a
+        // stop at that place.
         if !self.at_signal_check && (registers.restart_code().is_some() || self.in_group_stop) {
             loop {
                 stop::interrupt(self.pid)?;

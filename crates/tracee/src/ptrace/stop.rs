@@ -103,7 +103,7 @@ pub fn seize(pid: i32, options: u32) -> Result<()> {
 
 /// Asks a running tracee to stop, which [`wait`] reports. Several requests before the stop count as
 /// one. The kernel clears the request at any stop, so a caller that waits for this stop must repeat
-/// the request after every other one.
+/// the request after each stop of another kind.
 ///
 /// # Errors
 /// If it is gone.
@@ -128,7 +128,7 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
     let who = loop {
         // SAFETY: `status` is a valid place for the status.
         let mut wait = || unsafe { libc::waitpid(pid, &raw mut status, flags) };
-        let who = if block { counting(wait) } else { wait() };
+        let who = if block { count_as_slept(wait) } else { wait() };
         if who >= 0 {
             break who;
         }
@@ -145,7 +145,7 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, WaitEvent)>> {
 }
 
 thread_local! {
-    /// How long the thread has slept in [`counting`].
+    /// How long the thread has slept in [`count_as_slept`].
     static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// Stops that were reported while the thread waited for another process.
     static DEFERRED: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
@@ -153,18 +153,19 @@ thread_local! {
 
 /// Sleeps between two looks at a tracee that is about to stop, or to end its call.
 pub fn pause(time: Duration) {
-    counting(|| std::thread::sleep(time));
+    count_as_slept(|| std::thread::sleep(time));
 }
 
-/// How long this thread has slept, in all, until tracees stopped or ended a call, and until the
-/// kernel created processes and threads. How soon tracees stop depends on the CPU time that they get.
+/// The total time that this thread has slept while it waited for tracees to stop or to end a call,
+/// and for the kernel to create processes and threads. How soon a tracee stops depends on the CPU
+/// time that it gets.
 #[must_use]
 pub fn time_slept() -> Duration {
     SLEPT.get()
 }
 
 /// Counts the time that `sleep` takes as slept.
-pub fn counting<T>(sleep: impl FnOnce() -> T) -> T {
+pub fn count_as_slept<T>(sleep: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = sleep();
     SLEPT.set(SLEPT.get() + begun.elapsed());
@@ -190,9 +191,9 @@ fn take_deferred(pid: i32) -> Option<(i32, WaitEvent)> {
     })
 }
 
-/// Waits for one tracee by polling. A blocking waitpid would not report a first thread that exited
-/// before the others until all of these are reaped, which this thread would have to do. Returns
-/// `None` once `gives_up` does, which is asked every 16 polls.
+/// Waits for one tracee by polling. If the first thread of a process exits before the others, a
+/// blocking waitpid does not report this until all others have been reaped, and this thread would
+/// have to reap them. Returns `None` when `gives_up`, which is called every 16 polls, returns true.
 fn wait_for_one(pid: i32, gives_up: impl Fn() -> bool) -> Result<Option<(i32, WaitEvent)>> {
     /// Number of polls before it sleeps between them: most stops arrive soon.
     const MAX_YIELDS: u32 = 200;
@@ -258,7 +259,7 @@ pub fn wait_stop_unless_blocked(pid: i32, until: Instant) -> Result<Option<Stopp
     wait_stop_or(pid, || Instant::now() > until && is_blocked())
 }
 
-/// Like [`wait_stop`], but returns `None` if the tracee has not stopped at this time.
+/// Like [`wait_stop`], but returns `None` if the tracee has not stopped by this time.
 ///
 /// # Errors
 /// `Gone` if it exits instead.
@@ -471,9 +472,10 @@ impl Stopped {
         request("step", libc::PTRACE_SINGLESTEP, self.pid, 0, signal as usize).map(drop)
     }
 
-    /// Has it stop with SIGTRAP, once resumed, before it executes the instruction at one of these
-    /// addresses, of which there are at most four. An empty slice ends that. Other threads of its
-    /// process are not affected: the addresses are in the thread's debug registers.
+    /// Sets at most four breakpoints: when resumed, the thread stops with SIGTRAP before it
+    /// executes the instruction at one of these addresses. An empty slice removes all breakpoints.
+    /// Other threads of its process are not affected: the addresses are in the thread's debug
+    /// registers.
     ///
     /// # Errors
     /// If it is gone, or this machine has no debug registers.
@@ -488,7 +490,8 @@ impl Stopped {
         let mut enabled = 0;
         for (number, address) in addresses.iter().take(MAX_BREAKPOINTS).enumerate() {
             set(number, *address)?;
-            // The bit enables the register for this thread. All other bits zero: at execution.
+            // The bit enables the register for this thread. With all other bits zero, the thread
+            // stops at execution.
             enabled |= 1 << (2 * number);
         }
         set(7, enabled)

@@ -1,10 +1,11 @@
 //! Running a thread out of the vDSO.
 //!
-//! Some 60 single steps lead out of a clock function. It reads the clock's pages, and begins again if
-//! the kernel has updated these meanwhile, at each tick. So the steps do not lead out on a busy
-//! machine, where each waits for a CPU: after [`MAX_STEPS`] the thread runs to a breakpoint at its
-//! return address. The first breakpoint on a machine takes 5 to 20 ms to set (perf waits for a grace
-//! period of RCU), as 200 steps do.
+//! A thread leaves a clock function after some 60 single steps. The function reads the clock's
+//! pages, and begins again if the kernel has updated them meanwhile, which happens at each tick. On
+//! a busy machine each step waits for a CPU, so that the thread may never get out by single steps.
+//! Therefore after [`MAX_STEPS`] the thread runs to a breakpoint at the function's return address.
+//! The first breakpoint on a machine takes 5 to 20 ms to set (perf waits for a grace period of
+//! RCU), as long as 200 steps.
 
 use crate::memory::Memory;
 use crate::registers::Registers;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Maximum number of steps before a breakpoint is set.
 const MAX_STEPS: u32 = 100;
 
-/// Maximum number of stops on the way out, where no breakpoint can be set.
+/// Maximum number of stops on the way out, if no breakpoint can be set.
 const MAX_STOPS: u32 = 20_000;
 
 /// How long a thread may take to its breakpoint. It executes some hundred instructions, but may wait
@@ -61,7 +62,7 @@ fn own_code() -> &'static [u8] {
 }
 
 /// Runs a stopped thread until it is outside the vDSO, or at a `syscall` instruction there. Signals
-/// are blocked meanwhile. A signal that the thread was about to be delivered is dropped, and the
+/// are blocked meanwhile. A signal that was about to be delivered to the thread is dropped, and the
 /// caller must raise it again.
 ///
 /// Without debug registers, or if the vDSO does not describe its stack frames, the thread is
@@ -73,7 +74,7 @@ pub fn run_out(stopped: Stopped, memory: &Memory, vdso: &Range<u64>) -> Result<S
     run_out_after(MAX_STEPS, stopped, memory, vdso)
 }
 
-/// The same, with a breakpoint after this number of steps.
+/// [`run_out`], with a breakpoint after `max_steps` steps.
 fn run_out_after(
     max_steps: u32,
     mut stopped: Stopped,
@@ -131,8 +132,9 @@ fn run_to_trap(mut stopped: Stopped, has_breakpoints: bool) -> Result<Stopped> {
 }
 
 /// The addresses at which a thread with these registers leaves the function that it executes: the
-/// one to which the function returns, and its `syscall` instructions. None if the vDSO does not
-/// describe the function's stack frame, or if these are too many for the debug registers.
+/// address to which the function returns, and the addresses of its `syscall` instructions. `None`
+/// if the vDSO does not describe the function's stack frame, or if there are more addresses than
+/// debug registers.
 fn exits(vdso: &Range<u64>, registers: &Registers, memory: &Memory) -> Option<Vec<u64>> {
     let (code, at) = (own_code(), registers.rip - vdso.start);
     let image = ElfFile64::<Endianness>::parse(code).ok()?;
@@ -232,7 +234,7 @@ mod tests {
         stopped.resume(0).unwrap();
     }
 
-    /// Each time it leaves the function at an exit, and then runs on without a breakpoint.
+    /// Each time the thread leaves the function at an exit, and then runs on without a breakpoint.
     #[test]
     fn thread_runs_out_to_an_exit() {
         let child = clock_reader();

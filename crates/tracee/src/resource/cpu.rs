@@ -59,8 +59,8 @@ pub fn run_queue_wait(thread: i32) -> Result<u64> {
     Ok(schedstat(thread)?.1)
 }
 
-/// CPU time and run-queue wait time of a thread (the kernel's sched-stats.rst); 0 if the kernel
-/// does not count them, and then has no such file.
+/// CPU time and run-queue wait time of a thread (the kernel's sched-stats.rst). Both are 0 if the
+/// kernel does not count them, or has no such file.
 fn schedstat(thread: i32) -> Result<(u64, u64)> {
     let text = match procfs::read(thread, "schedstat") {
         Err(Error::Gone { .. }) if procfs::is_alive(thread) => return Ok((0, 0)),
@@ -75,7 +75,8 @@ fn schedstat(thread: i32) -> Result<(u64, u64)> {
 /// clock of a process or thread.
 #[must_use]
 pub fn is_cpu_clock(clock: i32) -> bool {
-    // The lowest two bits of a negative number select what is counted; 3 is a device's clock.
+    // The lowest two bits of a negative number select the time that is counted. With 3, the
+    // number is a device's clock or invalid.
     clock == libc::CLOCK_PROCESS_CPUTIME_ID
         || clock == libc::CLOCK_THREAD_CPUTIME_ID
         || (clock < 0 && clock & 3 != 3)

@@ -35,7 +35,8 @@ fn find(text: &str, name: &str) -> Option<(u64, u64)> {
     Some((word()?, word()?))
 }
 
-/// Sets a limit. If the hard limit may not be raised so far, both are capped to the current one.
+/// Sets a limit. If the hard limit may not be raised to this value, soft and hard limit are capped
+/// to the current hard limit.
 ///
 /// # Errors
 /// If the process is gone, or may not be changed.

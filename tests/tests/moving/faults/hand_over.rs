@@ -103,8 +103,8 @@ fn destination_death_before_hand_over_leaves_memory_sharers_at_home() {
 }
 
 /// The destination dies while the guest is about to run there. Either home has no confirmation that
-/// it runs and may restore it, or it has one and the program is lost. It must be one of the two,
-/// and nothing is left.
+/// the guest runs, and may resume the process itself; or home has the confirmation, and the program
+/// is lost. In both cases nothing is left on the nodes.
 fn dies_at(cluster: &Cluster, program: &str, node: u16, point: &str, damage: Damage) -> Result<()> {
     let fault = Fault::arm(cluster, node, point)?;
     let mut process = TestProcess::start(cluster, program)?;

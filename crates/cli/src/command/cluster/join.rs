@@ -39,7 +39,7 @@ pub(crate) fn describe() -> Command {
         .about("Make this node a member of a cluster")
         .long_about(
             "Make this node a member of a cluster, with a token from one of its nodes (tern init, tern token). \
-             The token authenticates each side to the other, so no key must be trusted on first use.",
+             The token authenticates each side to the other, so neither side has to trust a key on first use.",
         )
         .after_help(help::after_help("  tern join 10.0.0.1 TOKEN\n  tern join alpha TOKEN --node 7", ""))
 }

@@ -126,7 +126,8 @@ fn measure_link(node: NodeId) -> Result<Costs, Failure> {
     }
 }
 
-/// Moves a process there and back to measure migrations and calls, and reports the costs to ternd.
+/// Moves a process to `costs.node` and back to measure migrations and calls, and reports the costs
+/// to ternd.
 fn measure_process(costs: &mut Costs) -> Result<(), Failure> {
     let mut probe = Probe::start()?;
     let there = Destination::Node(costs.node);

@@ -213,8 +213,8 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Has the command placed and waits for its end. Returns its status, or `None` if this process must
-/// become the command.
+/// Lets tern-exec place the command, and waits for its end. Returns its status, or `None` if this
+/// process must become the command.
 fn run_placed(
     options: &Options<'_>,
     task: Task,
@@ -253,8 +253,8 @@ fn run_placed(
     }
 }
 
-/// Runs a command here without placing it. Without a record this process becomes the command. With
-/// one, the command is a child, its end is recorded, and this process ends in the same way.
+/// Runs a command here without placing it. Without a record, this process becomes the command. With
+/// a record, the command is a child, its end is recorded, and this process ends in the same way.
 ///
 /// # Errors
 /// Why it was not run, or its status.

@@ -1,9 +1,9 @@
-//! `mpmake`: the user's own make, with recipes placed by mexec; and `mpsh`, the shell that it gives
-//! to make for that.
+//! `mpmake`: the user's own make, with recipes placed by mexec; and `mpsh`, the shell with which
+//! make then runs its recipes.
 //!
-//! make is not changed: a variable on its command line names its shell and passes to recursive
-//! makes in `MAKEFLAGS`. That shell runs recursive makes (and so the jobserver) and trivial
-//! commands at home, and has mexec place the rest.
+//! make is not changed: a variable on its command line sets its shell to mpsh, and make passes this
+//! variable on to recursive makes in `MAKEFLAGS`. mpsh runs recursive makes (which use the
+//! jobserver) and trivial commands at home, and lets mexec place the rest.
 
 mod bottleneck;
 mod build;
@@ -40,8 +40,8 @@ use tern_control::{ClusterReport, NodeState, RefusalKind, Reply, Request};
 /// The name of the shell.
 const SHELL: &str = "mpsh";
 
-/// Makes make export the names of its makefiles to its recipes, because a makefile may set another
-/// SHELL.
+/// Causes make to export the names of its makefiles to its recipes, because a makefile may set
+/// another SHELL.
 const EXPORT_MAKEFILES: &str = "--eval=export TERN_MAKEFILES = $(MAKEFILE_LIST)";
 
 /// The variable in which make exports the names of its makefiles.

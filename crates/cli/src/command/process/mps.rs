@@ -14,7 +14,7 @@ pub(crate) struct Options {
     /// Show the processes of this job (mosrun -J), wherever they are
     #[arg(short = 'J', long, visible_short_alias = 'j')]
     job: Option<u32>,
-    /// Show commands placed by mexec instead: this node's, wherever they run, and others' here
+    /// Show commands placed by mexec instead: those of this node, wherever they run, and those of other nodes that run here
     #[arg(short = 'x', long, conflicts_with_all = ["all", "job"])]
     placed: bool,
     /// Print the rows as a JSON array

@@ -44,7 +44,8 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     let Some((node, words)) = invocation.args.split_first() else {
         return Err(Failure::usage(invocation.tool, "no node was given"));
     };
-    // The arguments are checked before ternd is asked, so an error in them is reported without it.
+    // The arguments are checked before ternd is asked, so that an error in them is reported even if
+    // ternd does not run.
     let (program, arguments) = parse_program(invocation.tool, words)?;
     let target = LaunchTarget::Nodes(vec![node_name::resolve(&node.to_string_lossy())?]);
     match mosrun::launch(&Launch {

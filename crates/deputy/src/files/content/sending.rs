@@ -19,7 +19,7 @@ impl Shim {
             reference,
             offset: 0,
             source,
-            by_any_means: false,
+            any_copy: false,
         });
     }
 
@@ -37,8 +37,8 @@ impl Shim {
     /// Sends what has been read and the link will take. Returns whether there is more to send.
     fn continue_content_transfer(&mut self, transfer: &mut ContentTransfer) -> bool {
         let ContentTransfer { tid, to, .. } = *transfer;
-        // The thread may have ended: other threads may follow it without a limit. If the link breaks,
-        // the guest asks again on the next one.
+        // The transfer ends with its thread: threads may follow each other without a limit. If the
+        // link breaks, the guest asks again on the next link.
         while self.process_of_thread(tid).is_some()
             && let Some(unsent) = self.peers.link(to).map(Link::unsent)
         {
@@ -53,7 +53,7 @@ impl Shim {
                     tracing::debug!(%tid, %error, "a mapped file is not as it was; another copy is tried");
                     let Some(process) = self.process_of_thread(tid) else { return false };
                     transfer.source = Source::Waiting(process.files.open_any(&transfer.reference));
-                    transfer.by_any_means = true;
+                    transfer.any_copy = true;
                     self.waker.wake();
                     return true;
                 }

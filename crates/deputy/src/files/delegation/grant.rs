@@ -69,14 +69,14 @@ impl Process {
         notices
     }
 
-    /// Whether only its own calls, one after the other, access its files. A process that shares
-    /// memory may learn through that memory, without any call, that a file has changed.
+    /// Whether the process's files are accessed only by its own calls, one at a time. A process
+    /// that shares memory may learn through that memory, without any call, that a file has changed.
     fn has_exclusive_files(&mut self) -> bool {
         if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
             return false;
         }
-        // Sharing of descriptors that began before this epoch is found here, later sharing at the
-        // guest.
+        // Sharing of descriptors that began before this epoch is detected here; the guest detects
+        // sharing that begins later.
         let pid = self.memory.pid();
         *self
             .delegations
@@ -84,8 +84,8 @@ impl Process {
             .get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
-    /// A file that no other process has open, and its location if it is in MFS. `is_new`: it has been
-    /// opened just now.
+    /// Describes an open file for its delegation, with its location if it is in MFS; none if it
+    /// must not be delegated. `is_new`: the file has been opened just now.
     fn try_delegate(
         &mut self,
         fd: i32,
@@ -137,8 +137,8 @@ impl Process {
             fstat(&*opened).ok().map(|stat| (stat, attributes))
         };
         let (stat, attributes) = if elsewhere { worker.run(examine)?? } else { examine()? };
-        // Worth opening at once: a file opened for reading and writing, which is not prefetched,
-        // and a long one.
+        // Two kinds of files are worth opening on their node at once: long files, and files opened
+        // for reading and writing, because no content of these is prefetched.
         let worth_opening =
             reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
         let location = if elsewhere && worth_opening && !is_shared {
@@ -177,11 +177,11 @@ impl Process {
         Some(Delegable { file, location, attributes })
     }
 
-    /// Whether uids and gids mean the same for it as for the shim.
+    /// Whether uids and gids mean the same for the process as for the shim.
     pub(crate) fn shares_user_namespace(&mut self) -> bool {
         let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
         let pid = self.memory.pid().to_string();
-        // Calls that change that are made at home only.
+        // The answer holds for this epoch: a process changes its user namespace only at home.
         *self
             .delegations
             .in_same_user_ns

@@ -17,8 +17,8 @@ pub(super) const LIST: u16 = 5;
 const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_DAC_READ_SEARCH: u32 = 2;
 
-/// A directory on a path, or what a step leads to. Only this kernel's cached status is used, since
-/// a server may be unreachable.
+/// A directory on a path, or the object to which one component of the path leads. Only this
+/// kernel's cached status is used, since a server may be unreachable.
 pub(super) struct DirHandle {
     pub(super) fd: OwnedFd,
     pub(super) status: Statx,

@@ -19,10 +19,10 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Upper bounds on the directories cached for a process, and on their names in all.
 const MAX_DIRECTORIES: usize = 256;
 const MAX_TOTAL_NAMES: usize = 32 << 10;
-/// How long the result of a scan may be sent.
+/// Maximum age at which the result of a scan is still sent.
 const MAX_LISTING_AGE: Duration = Duration::from_millis(500);
 /// A directory with more changes than this within a second is not watched any more, since each
-/// wakes the shim. It is scanned again after that many lookups.
+/// wakes the shim. It is scanned again after the same number of lookups.
 const MAX_CHANGES_PER_SECOND: u32 = 2000;
 
 /// The directories of one process whose names are cached at its guest, or may be soon.
@@ -32,7 +32,7 @@ pub(crate) struct DelegatedNames {
     /// Incremented when the cached names are invalidated. Results of earlier scans are then
     /// dropped.
     pub(super) generation: u64,
-    /// No names are cached any more: its threads may differ in root, working directory or
+    /// No names are cached any more: the process's threads may differ in root, working directory or
     /// credentials.
     pub(super) is_disabled: bool,
     pub(super) directories: BTreeMap<Vec<u8>, Directory>,
@@ -116,7 +116,7 @@ impl Directory {
             .is_some_and(|(listing, _)| listing.at < made_since && listing.at.elapsed() < MAX_LISTING_AGE)
     }
 
-    /// If it is to be scanned: the number of names that the lookups justify.
+    /// The number of names that the lookups justify, if the directory is to be scanned now.
     pub(super) fn names_to_scan(&mut self) -> Option<usize> {
         let next_scan_at = self.next_scan_at.max(MIN_LOOKUPS << self.listings.min(MAX_DOUBLINGS));
         if self.lookups < next_scan_at || self.is_being_scanned {
@@ -126,7 +126,7 @@ impl Directory {
         Some(MAX_LISTED_NAMES.min(self.lookups.saturating_mul(NAMES_PER_LOOKUP) as usize))
     }
 
-    /// Has it never scanned again, since it cannot be cached.
+    /// Prevents further scans of a directory that cannot be cached.
     pub(super) fn disable(&mut self) {
         self.next_scan_at = u32::MAX;
     }

@@ -51,7 +51,7 @@ const LISTING_EVENTS: WatchFlags = PATH_EVENTS.union(WatchFlags::MODIFY).union(W
 #[derive(Debug)]
 pub(crate) struct ScanRequest {
     pub(crate) pid: HomePid,
-    /// The thread whose working directory relative paths start at.
+    /// Relative paths start at the working directory of this thread.
     pub(crate) tid: HomePid,
     pub(crate) directory: Vec<u8>,
     /// Upper bound on names.
@@ -78,9 +78,9 @@ pub(crate) struct ScanReply {
 /// Why a directory is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScanError {
-    /// For now.
+    /// A later scan may succeed.
     Retry,
-    /// For ever.
+    /// The directory is not scanned again.
     Never,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct DirListing {
 
 pub(super) struct DirectoryScanner {
     pub(super) events: Arc<OwnedFd>,
-    /// Number of users of each watch: the kernel has one for each directory.
+    /// Number of users of each watch: the kernel has one watch for each directory.
     pub(super) uses: HashMap<i32, u32>,
     pub(super) release: Sender<WatchCmd>,
 }
@@ -257,8 +257,8 @@ fn list_names(read: &OwnedFd, max_names: usize) -> Result<Vec<(ByteBuf, EntryKin
 }
 
 /// The object that a name refers to. The status of a file with several names is not cached, since
-/// it can change by a name elsewhere. Nor is that of a recently changed file: a call that is still
-/// running may be writing it.
+/// it can change through a name in another directory. The status of a recently changed file is not
+/// cached either, since a call that is still running may be writing the file.
 fn describe_name(file: &OwnedFd, now: Duration) -> Result<EntryKind, ScanError> {
     let attributes = file_attributes(file).ok_or(ScanError::Retry)?;
     let [_, _, changed, modified] = attributes.times.map(|(seconds, _)| u64::try_from(seconds).unwrap_or(0));

@@ -45,7 +45,8 @@ fn may_change_resolution(nr: u32) -> (bool, bool) {
     (by_itself || for_all.contains(&i64::from(nr)), by_itself)
 }
 
-/// Whether a call gives a file a second name, for which watches of the first report nothing.
+/// Whether a call gives a file a second name. Watches of the first name's directory do not report
+/// changes made through the second name.
 fn creates_hard_link(nr: u32) -> bool {
     [libc::SYS_link, libc::SYS_linkat].contains(&i64::from(nr))
 }
@@ -85,9 +86,9 @@ pub(super) fn directory_used(call: &Call, outcome: &Outcome) -> Option<(Vec<u8>,
 }
 
 impl Shim {
-    /// Invalidates the cached names of a process whose call, to be made or just made, may change
-    /// how its paths resolve. If the call creates a hard link, or the first process that shares its
-    /// working directory, the names of all processes are invalidated.
+    /// Invalidates the cached names of a process, before and after a call that may change how its
+    /// paths resolve. If the call creates a hard link, or creates the first process that shares its
+    /// parent's working directory, the names of all processes are invalidated.
     pub(crate) fn invalidate_if_resolution_changes(&mut self, pid: HomePid, call: &Call) {
         let (elsewhere, by_itself) = may_change_resolution(call.nr);
         if let Some(process) = self.processes.get_mut(&pid).filter(|_| by_itself) {
@@ -116,8 +117,8 @@ impl Shim {
         all.into_iter().for_each(|pid| self.invalidate_names(pid));
     }
 
-    /// A process has made a call: sends the listing of the directory that it used, or has it
-    /// scanned.
+    /// A process has made a call: sends the listing of the directory that the call used, or has
+    /// that directory scanned.
     pub(crate) fn note_lookup(
         &mut self,
         pid: HomePid,
@@ -132,7 +133,8 @@ impl Shim {
         if std::mem::replace(&mut process.names.epoch, epoch) != epoch {
             process.names.forget();
         }
-        // While another thread changes how paths resolve it is unknown how this one resolved.
+        // While another thread changes how paths resolve, it is unknown how this call's path
+        // resolved.
         let changes_resolution = |call: &Call| may_change_resolution(call.nr).0;
         let mut calls = process.threads.values().filter_map(|thread| thread.current.as_ref());
         if self.names.is_disabled

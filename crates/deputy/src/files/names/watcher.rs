@@ -94,8 +94,8 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the scanner thread, which wakes the main loop after each scan. The inotify instance
-    /// counts for this user.
+    /// Starts the scanner thread, which wakes the main loop after each scan. The kernel counts the
+    /// inotify instance for the user `uid`.
     ///
     /// # Errors
     /// If the user has too many threads or inotify instances.

@@ -19,8 +19,9 @@ impl Conflict {
     pub(super) fn of(nr: u32, args: &[u64; 6]) -> Self {
         let [first, second, ..] = args.map(|arg| arg as i32);
         match i64::from(nr) {
-            // A child shares the files; a program that executes or ends returns them; some calls
-            // name several descriptors, or have them in memory; and new limits may apply to writes.
+            // A forked child shares the files; a process that executes a program or ends returns
+            // them; some calls name several descriptors, or pass descriptors in memory; and new
+            // limits may apply to writes.
             libc::SYS_fork
             | libc::SYS_vfork
             | libc::SYS_clone

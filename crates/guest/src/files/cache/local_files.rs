@@ -8,8 +8,8 @@ use std::time::Instant;
 use tern_migrate::message::FileNotice;
 
 impl FileCache {
-    /// Detaches local files whose delegations end. From then on `delegation.offset` is their
-    /// offset, and not this kernel's.
+    /// Detaches local files whose delegations end. From then on their offset is
+    /// `delegation.offset`, and no longer the one in this kernel.
     pub(super) fn detach_local(&mut self) {
         if self.in_native_call {
             return;
@@ -103,7 +103,7 @@ impl FileCache {
         self.detach_local();
     }
 
-    /// Records that the guest still has this descriptor and must not.
+    /// Records that the guest still has this descriptor, which must be closed.
     pub(crate) fn add_stale_fd(&mut self, fd: i32) {
         self.stale_fds.push(fd);
     }
@@ -113,7 +113,7 @@ impl FileCache {
         self.stale_fds.retain(|stale| *stale != fd);
     }
 
-    /// Descriptors that the guest has and must not have.
+    /// The descriptors that the guest still has and that must be closed.
     pub(crate) fn take_stale_fds(&mut self) -> Vec<i32> {
         std::mem::take(&mut self.stale_fds)
     }

@@ -2,8 +2,9 @@
 //! sent later.
 //!
 //! Home sends a file's attributes and first bytes with the result of the open. They serve the calls
-//! that usually follow. The attributes are valid until the next result of a call, the content until
-//! a result that does not report the file as unchanged. A signal ends both.
+//! that usually follow. The attributes are valid until the result of the next call. The content is
+//! valid until a result reports that the file has changed. A signal invalidates both, and both
+//! expire like other cached data ([`CACHE_TERM`]).
 //!
 //! The close of a file that was only read is sent in the prelude of the next call, whatever call
 //! that is, so the descriptor is free again for that call. The delay is visible only to a process
@@ -62,14 +63,15 @@ impl FileCache {
         file.attributes.filter(|(_, since)| since.elapsed() < CACHE_TERM).map(|(attributes, _)| attributes)
     }
 
-    /// Whether it is a file of home's own file systems that the process opened while it was away
+    /// Whether the descriptor is of a file on one of home's own file systems, which the process
+    /// opened while it was away
     /// ([`is_home_local`](tern_migrate::message::FileDelegation::is_home_local)).
     pub(crate) fn is_home_local(&self, fd: i32) -> bool {
         self.files.get(&fd).is_some_and(|file| file.delegation.is_home_local && !file.is_returning)
     }
 
     /// Closes a file here, unless others could see that it is still open at home. Returns whether
-    /// it did.
+    /// it was closed.
     pub(crate) fn close(&mut self, fd: i32) -> bool {
         let Some(file) = self.files.get(&fd) else { return false };
         let id = file.delegation.id;
@@ -88,7 +90,7 @@ impl FileCache {
         true
     }
 
-    /// When something is to be sent home at the latest, if anything is pending.
+    /// The latest time at which pending writes and closes must be sent home, if there are any.
     pub(crate) fn due(&self) -> Option<Instant> {
         let write = self.dirty_since.map(|since| since + WRITE_DELAY);
         write.into_iter().chain(self.closing.due()).min()

@@ -24,7 +24,7 @@ impl PendingCloses {
         &self.fds
     }
 
-    /// When they are to be closed at home at the latest.
+    /// The latest time at which home must close them.
     pub(super) fn due(&self) -> Option<Instant> {
         self.since.map(|since| since + CLOSE_DELAY)
     }

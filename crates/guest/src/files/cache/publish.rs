@@ -43,8 +43,9 @@ impl ReadAhead {
 }
 
 impl FileCache {
-    /// The part of a file that can be published, if `published_len` bytes are published for writing
-    /// already; none if it is not delegated. The file then counts as published.
+    /// Returns the part of a file that can be published, and counts the file as published; none if
+    /// the file is not delegated. `published_len` bytes of other files are already published for
+    /// writing.
     pub(crate) fn publish(&mut self, fd: i32, published_len: u64) -> Option<Publishable<'_>> {
         let pending_writes: usize =
             self.files.values().flat_map(|file| &file.pending_writes).map(|(_, bytes)| bytes.len()).sum();

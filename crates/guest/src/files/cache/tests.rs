@@ -177,7 +177,7 @@ fn repeated_confirmation_counts_once() {
     files.write(ME, 0, b"abc".to_vec());
     files.write(ME, 9, b"de".to_vec());
     files.prelude_for_call(1, libc::SYS_poll as u32, &args(0));
-    // A signal came after the first.
+    // A signal came after the first write.
     files.confirm(1, &[3]);
     // After a stop the thread makes the call again under the same number, and home replies as
     // before.

@@ -8,13 +8,13 @@
 //! `ESTALE`. The kernel then walks the whole path again and looks up each component
 //! (`LOOKUP_REVAL`).
 //!
-//! A dentry too many costs only that second walk. (There can be one too many: a path may have begun
-//! in a directory whose own name has changed.) One too few would let an operation reach an outdated
-//! file. So a dentry is recorded before the kernel gets it, and kept for longer than its TTL. After
-//! a recall its dentries are still checked for a while, for path walks that were in progress
-//! ([`crate::client::cache::invalidator::Invalidator::first_epoch_to_check`]). When a local program
-//! of the server has made a change, the recall comes after the change, and must not remove the
-//! dentry by which the change is detected.
+//! A superfluous check costs only that second walk. (A check is superfluous if, for example, the
+//! path began in a directory whose own name has changed.) A missing check would let an operation
+//! reach an outdated file. So a dentry is recorded before the kernel gets it, and kept for longer
+//! than its TTL. After a recall its dentries are still checked for a while, for path walks that
+//! were in progress ([`crate::client::cache::invalidator::Invalidator::first_epoch_to_check`]).
+//! When a program on the server's node has made a change, the recall comes after the change, and
+//! must not remove the dentry by which the change is detected.
 
 use crate::client::cache::validity::TTL_SLACK;
 use crate::client::fuse::inode::Inode;
@@ -35,7 +35,8 @@ const MAX_EPOCH_LAG: u64 = 16;
 /// Maximum number of dentries recorded for one inode. The kernel may not cache further ones.
 const MAX_DENTRIES: usize = 8;
 
-/// A directory needs fewer dentry checks than this for the kernel to cache dentries in it.
+/// The kernel may cache dentries in a directory only if the directory needs fewer dentry checks
+/// than this.
 const MAX_DIRECTORY_CHECKS: usize = 64;
 
 #[derive(Debug)]
@@ -122,7 +123,8 @@ pub(crate) fn dentry_checks(inodes: &[&Arc<Inode>], from: u64) -> Option<Vec<Den
     Some(checks)
 }
 
-/// Whether the kernel may cache dentries in this directory: only if not too many checks lead there.
+/// Whether the kernel may cache dentries in this directory. It may not if the directory itself
+/// needs too many checks.
 pub(crate) fn are_names_cacheable(dir: &Arc<Inode>, epoch: u64) -> bool {
     dentry_checks(&[dir], epoch).is_some_and(|checks| checks.len() < MAX_DIRECTORY_CHECKS)
 }

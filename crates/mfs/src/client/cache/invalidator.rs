@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Invalidator {
     channel: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
     dentry_epoch: Arc<AtomicU64>,
-    /// The first epoch whose dentries path walks in progress may still use, and until when.
+    /// Path walks in progress may use dentries from this epoch on, until this time.
     walks_in_progress: Arc<Mutex<Option<(u64, Instant)>>>,
     /// When the kernel last got a listing with names that it may cache.
     listed_at: Arc<Mutex<Option<Instant>>>,
@@ -90,7 +90,7 @@ impl Invalidator {
         *walks_in_progress = Some((from, now + MAX_PATH_WALK));
         drop(walks_in_progress);
         // The epoch is advanced before the kernel is notified. Dentries that the kernel gets in
-        // between are recorded, and it does not use them.
+        // between stay recorded although it cannot use them, which is harmless.
         self.dentry_epoch.fetch_add(1, Ordering::AcqRel);
         if let Some((_, device, true)) = self.channel.get() {
             let _unmounted = rustix::io::write(device, &INC_EPOCH);

@@ -3,8 +3,8 @@
 //!
 //! On these kernels dentries get no TTL, so the kernel revalidates each one. The revalidation is
 //! answered from this cache, without a request to the server, as long as the leases of the
-//! directory and of the file hold and nothing was changed from here. Operations at the end of a
-//! path carry dentry checks as usual ([`crate::client::cache::dentries`]).
+//! directory and of the file hold and this client has changed nothing on the node. Operations at
+//! the end of a path carry dentry checks as usual ([`crate::client::cache::dentries`]).
 //!
 //! FUSE_LOOKUP does not say whether the name is to be created. For a name that is to be created, a
 //! cached but outdated entry would make the kernel fail the call with EEXIST without asking the

@@ -21,7 +21,7 @@ const MAX_MTIME_OFFSET: u64 = 1000;
 /// The state of one file's pages in the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct CachedPages {
-    /// None until the file was opened so that the kernel may cache pages.
+    /// `None` until an open of the file allows the kernel to cache pages.
     current: Mutex<Option<PageVersion>>,
     /// Number of open files here.
     open_count: AtomicUsize,
@@ -49,7 +49,7 @@ impl CachedPages {
 
     /// The kernel's attributes are being invalidated, so the kernel ignores replies in flight. If
     /// the file is open, its pages are taken to be outdated from now on. Each read drops them,
-    /// until an open that finds the file not open otherwise.
+    /// until the file is opened while no other open of it exists.
     pub(crate) fn note_attribute_invalidation(&self) {
         self.forget_version();
         self.is_suspect.store(self.is_open(), Ordering::Release);

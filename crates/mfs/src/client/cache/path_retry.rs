@@ -8,10 +8,11 @@ use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a thread that got `ESTALE` may take to walk its path again; and how long it may take to
-/// create a file after a failed lookup. Not shorter than the time for which an invalidated dentry
-/// is still checked (`invalidator::MAX_PATH_WALK`): a thread that took longer would be checked
-/// again at the end of its path and could fail, and the kernel does not retry a second time.
+/// How long a thread that got `ESTALE` may take to walk its path again, and (the second constant)
+/// to create a file after a failed lookup. Neither is shorter than the time for which an
+/// invalidated dentry is still checked (`invalidator::MAX_PATH_WALK`). Otherwise the dentries of a
+/// slow thread would be checked again at the end of its path; the call could fail, and the kernel
+/// does not retry a second time.
 const RETRY_TIMEOUT: Duration = Duration::from_millis(400);
 const CREATE_RETRY_TIMEOUT: Duration = Duration::from_millis(300);
 

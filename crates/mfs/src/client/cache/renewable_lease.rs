@@ -31,7 +31,7 @@ const RENEWAL_INTERVAL: Duration = Duration::from_millis(800);
 const RECALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long after a recall a directory counts as being changed by other nodes. During this time the
-/// kernel gets no dentries in it that it may cache, since each change would then invalidate all
+/// kernel may not cache dentries in the directory, since each change would then invalidate all
 /// dentries.
 const RECALL_BACKOFF: Duration = Duration::from_secs(2);
 
@@ -179,7 +179,7 @@ pub(crate) struct RenewableCache {
     state: Mutex<CachedState>,
     /// Advances whenever cached state is invalidated.
     generation: AtomicU64,
-    /// When its lease was last recalled.
+    /// When the inode's lease was last recalled.
     recalled_at: Mutex<Option<Instant>>,
     /// Until when the kernel may use a dentry in this directory.
     dentries_until: Mutex<Option<Instant>>,
@@ -203,7 +203,7 @@ impl RenewableCache {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Its lease was recalled.
+    /// The inode's lease was recalled.
     pub(crate) fn recall(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         *lock(&self.recalled_at) = Some(Instant::now());
@@ -212,7 +212,8 @@ impl RenewableCache {
         drop(gone);
     }
 
-    /// Whether others have changed it recently, so that the kernel should not cache dentries in it.
+    /// Whether others have changed the inode recently, so that the kernel should not cache dentries
+    /// in it.
     fn was_recently_recalled(&self) -> bool {
         lock(&self.recalled_at).is_some_and(|at| at.elapsed() < RECALL_BACKOFF)
     }
@@ -238,8 +239,8 @@ impl RenewableCache {
         lock(&self.dentries_until).is_some_and(|until| Instant::now() < until)
     }
 
-    /// An operation from here changes the inode. Names in a directory are invalidated separately,
-    /// by [`invalidate_names`](Self::invalidate_names).
+    /// An operation of this client changes the inode. Names in a directory are invalidated
+    /// separately, by [`invalidate_names`](Self::invalidate_names).
     pub(crate) fn note_local_change(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let mut state = lock(&self.state);
@@ -260,7 +261,8 @@ impl RenewableCache {
         }
     }
 
-    /// Caches what a reply says, if the lease holds and nothing was invalidated since the stamp.
+    /// Caches the content of a reply, if the lease holds and nothing was invalidated since the
+    /// stamp.
     fn update(&self, peer: &Peer, lease: u32, stamp: &ValidityStamp, update: impl FnOnce(&mut CachedState)) {
         if !peer.uses_renewable_leases() {
             return;
@@ -353,7 +355,8 @@ impl RenewableCache {
         self.get(peer, |state| state.link_target.clone())
     }
 
-    /// A file left open by a caller with these flags, if there is one, with its attributes.
+    /// The file that this caller has left open with these flags, if there is one, and its
+    /// attributes.
     pub(crate) fn find_open(
         &self,
         peer: &Peer,

@@ -7,7 +7,7 @@
 use crate::lock;
 use std::sync::Mutex;
 
-/// A boot of a node's machine, counted from 1 as seen here.
+/// A boot of a node's machine, numbered from 1 by this client.
 pub(crate) type Boot = u64;
 
 /// The unsynced writes to one file, or to a directory's entries.
@@ -60,8 +60,8 @@ impl UnsyncedWrites {
         }
     }
 
-    /// Whether writes of the boot `since`, in which a handle was opened, or of a later one were
-    /// lost; `boot` is the current one.
+    /// Whether writes made in the boot `since`, in which a handle was opened, or in a later boot
+    /// were lost. `boot` is the current boot.
     pub(crate) fn has_lost_writes(&self, since: Boot, boot: Boot) -> bool {
         let mut state = lock(&self.0);
         state.note_boot(boot);

@@ -85,17 +85,17 @@ impl ValidityStamp {
         !self.remaining(lease).is_zero()
     }
 
-    /// Whether a lease that came with the reply holds, and nothing was changed from here since the
-    /// request. (The generations, if there are any, show changes from here too.)
+    /// Whether a lease that came with the reply holds, and this client has changed nothing since
+    /// the request. (The generations, if there are any, cover changes by this client too.)
     ///
     /// For replies that are kept and answer a later request of the kernel. The kernel takes them to
-    /// be as new as that request, so a change made from here in between would be lost.
+    /// be as new as that request, so a change made by this client in between would be lost.
     pub(crate) fn is_current(&self, lease: u32) -> bool {
         (!self.generations.is_empty() || self.peer.local_changes() == self.local_changes)
             && self.is_lease_valid(lease)
     }
 
-    /// Whether no extended attribute was set from here since the request.
+    /// Whether this client has set no extended attribute since the request.
     pub(crate) fn are_xattrs_unchanged(&self) -> bool {
         self.peer.xattr_changes() == self.xattr_changes
     }

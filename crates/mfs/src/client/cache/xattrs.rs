@@ -34,7 +34,7 @@ impl Inode {
         }
     }
 
-    /// An extended attribute is about to be set from here, or was.
+    /// This client is about to set an extended attribute, or has set it.
     pub(crate) fn note_xattr_change(&self) {
         self.peer.count_xattr_change();
         *lock(&self.xattr_kinds) = None;

@@ -3,10 +3,10 @@
 //! The kernel looks a name up before it creates a file, so the server gets two requests.
 //! FUSE_LOOKUP does not say what it is for. But the thread is blocked in its system call
 //! (`/proc/TID/syscall`), and if that is an open with `O_CREAT | O_EXCL` whose path ends in this
-//! name, then the reply "no such file" is followed by FUSE_CREATE. The server performs that
-//! atomically, with its dentry checks: it creates the file, or fails with EEXIST, which the caller
-//! gets in either case. Without `O_EXCL` an existing file, even a link or a pipe, would be opened
-//! as if it had been created.
+//! name, then the reply "no such file" is followed by FUSE_CREATE. The server performs FUSE_CREATE
+//! atomically, with its dentry checks. If the file exists, it fails with EEXIST, which the caller
+//! would also get after a successful lookup. Without `O_EXCL` an existing file, even a link or a
+//! pipe, would be opened as if it had been created.
 //!
 //! Three cases would give a caller a wrong result, and are excluded first:
 //! - The name is not the last component of the path. So the path must contain the name only once,
@@ -47,15 +47,15 @@ const MAX_INSPECTIONS: usize = 8;
 /// Longest path of a system call (PATH_MAX).
 const MAX_PATH: usize = 4096;
 
-/// Names reported to the kernel that are recorded of one directory. With more than that, every name
-/// counts as reported.
+/// Maximum number of names recorded as reported to the kernel, per directory. Once the maximum is
+/// reached, every name counts as reported.
 const MAX_KNOWN_NAMES: usize = 1 << 16;
 
 /// The last create in one directory, and the names in it that the kernel may have.
 #[derive(Debug, Default)]
 pub(crate) struct CreateHistory {
     last: Mutex<Option<LastCreate>>,
-    /// Counts changes of permissions made from here.
+    /// Counts changes of permissions by this client.
     permission_count: AtomicU64,
     /// Hashes of the names. A collision only costs a lookup.
     known_names: Mutex<HashSet<u64>>,

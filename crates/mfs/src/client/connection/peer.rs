@@ -4,7 +4,7 @@
 //! and waits for the reply itself: so no thread is between the program and the other node's thread,
 //! and there are as many requests in flight as connections. If the connection breaks, the thread
 //! reconnects and sends the request under the same number until its timeout. After that the node
-//! counts as lost, and calls fail at once until it responds again, which one caller a second tests.
+//! counts as lost, and calls fail at once until it responds again. One call a second probes it.
 
 pub(crate) mod callback;
 mod exchange;
@@ -115,7 +115,7 @@ struct State {
     lost_until: Option<Instant>,
     /// How often the session was new to the server, which then holds nothing from before.
     server_epoch: u64,
-    /// The current boot of its machine: the boot ID, and the number by which it is counted here.
+    /// The current boot of its machine: the boot ID, and this client's number for it.
     boot: (String, Boot),
 }
 
@@ -135,9 +135,9 @@ pub(crate) struct Peer {
     state: Mutex<State>,
     idle: Condvar,
     recalls: AtomicU64,
-    /// Counts changes made from here.
+    /// Counts changes made by this client.
     local_changes: AtomicU64,
-    /// Counts extended attributes set from here.
+    /// Counts extended attributes set by this client.
     xattr_changes: AtomicU64,
     pub(crate) pending_releases: PendingReleases,
     /// Counts lock owners.
@@ -197,7 +197,7 @@ impl Peer {
         change()
     }
 
-    /// Number of changes made from here.
+    /// Number of changes made by this client.
     pub(crate) fn local_changes(&self) -> u64 {
         self.local_changes.load(Ordering::Acquire)
     }
@@ -207,7 +207,7 @@ impl Peer {
         self.local_changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Number of extended attributes set from here.
+    /// Number of extended attributes set by this client.
     pub(crate) fn xattr_changes(&self) -> u64 {
         self.xattr_changes.load(Ordering::Acquire)
     }

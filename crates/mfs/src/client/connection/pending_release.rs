@@ -15,9 +15,9 @@ use std::time::Duration;
 /// Items of each kind sent with one request.
 const MAX_BATCH: usize = 256;
 
-/// How long a release waits for a request to be sent with. Short for an urgent one: a file with a
-/// lock, or one that was open for writing, which may be executed at the server next (ETXTBSY while
-/// it is open for writing).
+/// How long a release waits for a request that can carry it. An urgent release waits for a shorter
+/// time: that of a file with a lock, or of a file that was open for writing, since a program may
+/// execute that file next (ETXTBSY while it is open for writing).
 const URGENT_DELAY: Duration = Duration::from_millis(1);
 const RELEASE_DELAY: Duration = Duration::from_millis(5);
 

@@ -125,7 +125,8 @@ impl MountedTree {
     }
 
     /// Resolves a name from the client's own name cache, which stands in for the kernel's dentries.
-    /// As every dentry that the kernel gets, it is first recorded in the inode's `dentries`.
+    /// Like every dentry that the kernel gets, the name is first recorded in the inode's
+    /// `dentries`.
     fn cached_name(&self, tid: u32, dir: &Arc<Inode>, name: &OsStr) -> Option<EntryReply> {
         let epoch = self.0.invalidator.dentry_epoch();
         let (inode, attributes, stamp) = dir.name_cache.get(name, epoch)?;
@@ -426,7 +427,7 @@ fn checked_count(reply: &FileReply, limit: u64) -> FsResult<u64> {
 }
 
 /// Attributes of a link. Its target depends on the caller and is a node number of at most five
-/// digits, except that of the administration tree.
+/// digits, except the target of the link to the administration tree.
 pub(crate) fn link_attr(link: RootLink) -> FileAttr {
     let size = if link == RootLink::Admin { 0 } else { 5 };
     synthetic_attr(link.number(), FileType::Symlink, 0o777, size)

@@ -12,10 +12,10 @@ use std::time::{Duration, UNIX_EPOCH};
 /// TTL of the tree's root and its links. The cluster map rarely changes.
 const SYNTHETIC_TTL: Duration = Duration::from_secs(1);
 
-/// Longest TTL of attributes of a file that is open here. The kernel then asks again, and gets the
-/// cached attributes as long as the lease holds. So when a lease is recalled late, for a change
-/// that was already made, the kernel need not be notified, which would make it ignore replies in
-/// flight.
+/// Longest TTL of attributes of a file that is open here. When the TTL has ended, the kernel asks
+/// again, and gets the cached attributes as long as the lease holds. So the kernel need not be
+/// notified when a lease is recalled after the change; the notification would make it ignore
+/// replies in flight.
 const MAX_OPEN_FILE_TTL: Duration = Duration::from_millis(20);
 
 /// Attributes, and possibly a name, on their way to the kernel.
@@ -41,12 +41,12 @@ pub(crate) enum Dentry {
     /// No file has the name in this directory; lease time in ms.
     Negative(u32, Arc<Inode>),
     /// Valid for this lease time (ms) in this directory, for this inode, unless the kernel's
-    /// dentries are invalidated; the last field is the dentry epoch when the request was sent.
+    /// dentries are invalidated. The last field is the dentry epoch when the reply was prepared.
     Positive(u32, Arc<Inode>, OsString, Arc<Inode>, u64),
 }
 
 impl Dentry {
-    /// The TTL of the name, which is recorded as given to the kernel.
+    /// The TTL of the name. Records that the kernel gets the name with this TTL.
     fn ttl(&self, remaining: &dyn Fn(u32) -> Duration) -> Duration {
         match self {
             Self::Uncacheable => Duration::ZERO,
@@ -69,7 +69,7 @@ impl Dentry {
 enum PageDrop {
     /// No: its pages are current, or no process can read them.
     None,
-    /// No, although they may be outdated. So the attributes in this reply get no TTL.
+    /// No, although the pages may be outdated. So the attributes in this reply get no TTL.
     Deferred,
     /// Yes: it drops all pages.
     Immediate(Arc<Inode>, Option<FileVersion>),
@@ -115,7 +115,7 @@ impl EntryReply {
             PageDrop::None
         } else if reading {
             // The kernel compares only mtime and size, which may be the same for two versions. So
-            // it gets a different mtime. No program sees it, since it has no TTL.
+            // the kernel gets a different mtime. No program sees that mtime, since it has no TTL.
             attr.mtime = attr.mtime.checked_add(inode.pages.next_mtime_offset()).unwrap_or(UNIX_EPOCH);
             PageDrop::Immediate(inode, version)
         } else {
@@ -202,8 +202,8 @@ pub(crate) struct OpenedFile {
 
 impl OpenedFile {
     /// Delivers the reply. Without a lease the kernel sends each read to the node
-    /// (`FOPEN_DIRECT_IO`). With one it may cache pages; those that it has are kept if they are of
-    /// the same version, and dropped otherwise.
+    /// (`FOPEN_DIRECT_IO`). With a lease the kernel may cache pages; those that it has are kept if
+    /// they are of the same version, and dropped otherwise.
     ///
     /// `deliver` also gets the TTL of attributes and name, for FUSE_CREATE.
     pub(crate) fn deliver(&self, deliver: impl FnOnce(FopenFlags, Duration)) {

@@ -33,8 +33,9 @@ pub(crate) struct Handle {
     pub(crate) has_flock: AtomicBool,
     /// The kernel sends no FUSE_FLUSH for it (`FOPEN_NOFLUSH`), only FUSE_RELEASE.
     pub(crate) skips_flush: bool,
-    /// Owners (the kernel's numbers) of record locks that end with this handle: of the open file
-    /// description (`F_OFD_SETLK`), and of processes whose close the kernel does not report.
+    /// Owners (the kernel's numbers) of record locks that end with this handle: the open file
+    /// description (`F_OFD_SETLK`), and processes, if the kernel does not report when they close
+    /// the file.
     pub(crate) lock_owners: Mutex<HashSet<u64>>,
     /// Directory entries that were read and not returned yet.
     pub(crate) readdir_buffer: Mutex<ReaddirBuffer>,
@@ -105,8 +106,8 @@ impl Handle {
     }
 
     /// A handle that shares the server's open file. Such files are open for reading only. A
-    /// compiler opens and closes hundreds, and would wait for the reply to each FUSE_FLUSH, which
-    /// matters only with locks.
+    /// compiler opens and closes hundreds, and would wait for the reply to each FUSE_FLUSH.
+    /// FUSE_FLUSH matters only with locks.
     pub(crate) fn with_cached_open(
         inode: Arc<Inode>,
         opener: Credentials,

@@ -1,9 +1,10 @@
-//! Inodes: files of other nodes by their inode numbers here, each with the server's object.
+//! Inodes: the files of all nodes by their inode numbers in this tree, each with the server's
+//! object.
 //!
-//! The number is derived from node, file system and inode number there. So it is stable across
-//! lookups and restarts (`st_ino`, on which tar, git and make rely), and hard links share an inode.
-//! When the server has lost the object, the file is looked up again by its last known parent and
-//! name, and must prove to be the same file.
+//! The number is derived from the node, and from the file system and inode number on the node. So
+//! it is stable across lookups and restarts (`st_ino`, on which tar, git and make rely), and hard
+//! links share an inode. When the server has lost the object, the file is looked up again by its
+//! last known parent and name, and must prove to be the same file.
 
 mod table;
 
@@ -71,7 +72,7 @@ pub(crate) struct Inode {
     pub(crate) creates: CreateHistory,
     /// Whether the kernel reads and writes it directly.
     pub(crate) passthrough: PassthroughState,
-    /// Its attributes after the last operation from here, for the kernel's next FUSE_GETATTR.
+    /// Its attributes after this client's last operation, for the kernel's next FUSE_GETATTR.
     after_change: Mutex<Option<(Attributes, ValidityStamp)>>,
     /// Its attributes as of the last FUSE_GETATTR before a read.
     for_read: Mutex<Option<(Attributes, ValidityStamp)>>,
@@ -83,8 +84,9 @@ pub(crate) struct Inode {
     pub(in crate::client) xattr_kinds: Mutex<Option<(XattrKinds, ValidityStamp, u32)>>,
 }
 
-/// How long a directory's attributes after an operation may answer a FUSE_GETATTR. Short, since
-/// they must not answer one that checks a caller's permission to search it.
+/// How long the attributes that a directory has after an operation may answer a FUSE_GETATTR.
+/// Short, since they must not answer a FUSE_GETATTR that checks whether a caller may search the
+/// directory.
 const AFTER_CHANGE_TTL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -130,8 +132,8 @@ impl Inode {
         hasher.finish()
     }
 
-    /// An operation from here changes the file. Invalidates cached attributes and the record of the
-    /// kernel's.
+    /// An operation of this client changes the file. Invalidates the cached attributes, and the
+    /// record of those that the kernel has.
     pub(crate) fn note_local_change(&self) {
         *lock(&self.after_change) = None;
         *lock(&self.kernel_version) = None;
@@ -176,7 +178,7 @@ impl Inode {
         })
     }
 
-    /// Caches its attributes for reads; `lock_events` is that count before they were
+    /// Caches its attributes for reads; `lock_events` is the count before the attributes were
     /// requested.
     pub(crate) fn cache_for_read(&self, attributes: Attributes, stamp: ValidityStamp, lock_events: u64) {
         let is_passthrough = self.passthrough.is_active();
@@ -196,7 +198,8 @@ impl Inode {
         if self.lock_events() > 0 {
             return false;
         }
-        // Replies already being delivered are with the kernel afterwards; later ones get no TTL.
+        // Afterwards the kernel has every reply that was being delivered, and later replies get no
+        // TTL.
         self.peer.with_deliveries_paused(|| {
             self.lock_events.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
         })
@@ -212,7 +215,7 @@ impl Inode {
     }
 
     /// Its attributes, if they are known to be current: no lease of the node was recalled since,
-    /// and nothing was changed from here. Writes by passthrough are not counted here.
+    /// and this client has changed nothing. Writes by passthrough are not counted.
     pub(crate) fn cached_for_read(&self) -> Option<(Attributes, ValidityStamp)> {
         let cached = if self.passthrough.is_active() { None } else { lock(&self.for_read).clone() };
         cached.filter(|(attributes, stamp)| stamp.is_current(attributes.lease))
@@ -273,7 +276,8 @@ impl Inode {
         self.look_up_again_below(caller, MAX_DEPTH)
     }
 
-    /// The same through at most this many parents: outdated names may form a cycle.
+    /// [`Self::look_up_again`] through fewer than `depth` parents, since outdated names may form a
+    /// cycle.
     fn look_up_again_below(&self, caller: &Credentials, depth: u32) -> Result<(), Errno> {
         let depth = depth.checked_sub(1).ok_or(Errno::STALE)?;
         let Some((parent, name)) = self.server_object().name.clone() else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! FUSE_INTERRUPT for requests that block for long (locks): a signal is pending, or the caller is
-//! to be stopped or migrated.
+//! FUSE_INTERRUPT for requests that block for long (locks). The kernel sends it because a signal is
+//! pending, or because the caller is to be stopped or migrated.
 //!
 //! The kernel sends one interrupt, with the unique number of the request. It may arrive before the
 //! request itself, so the last interrupts are kept. Numbers are never reused, so an old one does no
@@ -10,8 +10,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Number of interrupts kept that came before their request was registered. Most are for requests
-/// that do not block and have their reply soon.
+/// Maximum number of kept interrupts that matched no registered request when they came. Most are
+/// for requests that do not block and have their reply soon.
 const MAX_UNMATCHED: usize = 256;
 
 /// The requests that block, and the interrupts.

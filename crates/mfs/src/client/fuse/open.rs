@@ -21,8 +21,8 @@ impl MountedTree {
         let inode = self.inode(number)?;
         let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
         // O_TRUNC advances the inode's generation, which voids a stamp of that inode. A stamp of
-        // the whole node keeps the lease in the reply usable, without which the file could not be
-        // mapped.
+        // the whole node keeps the lease in the reply usable; without the lease the file could not
+        // be mapped.
         let stamp =
             if truncates { ValidityStamp::now(&inode.peer) } else { ValidityStamp::for_inode(&inode) };
         let (write_count, lock_events) = (inode.unsynced.write_count(), inode.lock_events());
@@ -36,7 +36,7 @@ impl MountedTree {
         let FileReply::FileOpened(opened, attributes) = response.reply else { return Err(Errno::IO) };
         if !is_retry && !truncates && inode.may_kernel_differ(FileVersion::new(&attributes)) {
             // The reply to FUSE_OPEN carries no attributes. ESTALE makes the kernel look the file
-            // up again, which gets the new ones.
+            // up again, and so get the new ones.
             inode.peer.pending_releases.release(Release::File(opened), false);
             self.0.path_retries.fail_at_end(request.pid());
             return Err(Errno::STALE);

@@ -138,7 +138,7 @@ impl MountedTree {
     }
 
     /// A file is closed. If it may be mapped writable, its inode stays in passthrough mode until no
-    /// program can store to it: in another mode such stores would not be seen.
+    /// program can store to it: opens in another mode would not see such stores.
     pub(crate) fn keep_while_mapped(&self, handle: &Handle) {
         let is_writable = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE == OFlags::RDWR;
         if !is_writable || handle.passthrough_open.get().is_none() {

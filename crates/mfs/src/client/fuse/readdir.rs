@@ -76,7 +76,8 @@ impl MountedTree {
     /// costs the server some 20 µs, which is wasted if only names are needed.
     ///
     /// The kernel takes the entries to be as new as its request. So the buffer is filled again if
-    /// its lease has ended, or if anything was changed from here since it was filled.
+    /// its lease has ended, or if this client has changed anything on the node since the buffer was
+    /// filled.
     pub(crate) fn read_directory_plus(
         &self,
         handle: FileHandle,
@@ -243,9 +244,9 @@ impl MountedTree {
     }
 }
 
-/// Attributes of an entry of which only number and type are known. Its node id in the reply is 0,
-/// or the kernel would take these attributes for the file's; a lookup gets the real ones or the
-/// error.
+/// Attributes of an entry of which only number and type are known. Its node ID in the reply is 0,
+/// since otherwise the kernel would take these attributes for the file's own. A lookup gets the
+/// real ones, or the error.
 pub(crate) fn attributes_without_lookup(number: u64, kind: FileType) -> FileAttr {
     synthetic_attr(number, kind, 0, 0)
 }

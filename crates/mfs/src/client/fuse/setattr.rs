@@ -40,8 +40,8 @@ impl MountedTree {
         change: &AttributeChange,
     ) -> FsResult<Attributes> {
         match handle {
-            // This request makes `call_without_path` look the object up again, if the server has lost both the
-            // object and the open file.
+            // With this request `call_without_path` looks the object up again, if the server has
+            // lost both the object and the open file.
             Some(handle) if change.size.is_some() => {
                 self.0.call_without_path(inode, caller, &[], |of| Op::GetAttr { of })?;
                 let op =

@@ -21,7 +21,7 @@ pub(super) struct Event {
     /// The process that made the change, as numbered in our pid namespace; 0 if it has no number
     /// there.
     pub(super) process: i32,
-    /// The file; the directory, for an event of an entry.
+    /// The changed file; if an entry of a directory has changed, the directory.
     pub(super) handle: Option<Handle>,
 }
 

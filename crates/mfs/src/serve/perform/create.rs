@@ -64,7 +64,7 @@ impl OpContext<'_> {
     }
 
     fn open_created(&self, dir: &HeldObject, fd: OwnedFd, flags: OFlags) -> Result<FileReply, OpError> {
-        // By descriptor: the name may mean another file by now.
+        // Opened by descriptor, since the name may mean another file by now.
         let path_fd = rustix::fs::open(proc_path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         // Another session may have found the file already, or have a lease of a removed file with

@@ -15,8 +15,8 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 impl OpContext<'_> {
-    /// Whether all dentries still name the same objects. One whose object is no longer held fails
-    /// too: the client must look it up anew.
+    /// Whether all dentries still name the same objects. A dentry whose object is no longer held
+    /// fails too: the client must look it up anew.
     ///
     /// # Errors
     /// `EINVAL` if there are too many.
@@ -46,8 +46,8 @@ impl OpContext<'_> {
         Ok(self.name_lease(&self.object(dir)?.fd)?)
     }
 
-    /// The same, for a descriptor. Names are not leased where the client's kernel cannot check who
-    /// may search the directory.
+    /// Like [`Self::directory_attributes`], for a descriptor of the directory. The lease is 0 if
+    /// the client's kernel cannot check who may search the directory.
     pub(super) fn name_lease(&self, fd: &OwnedFd) -> Result<Attributes, Errno> {
         let attributes = self.leased_attributes(fd)?;
         let may_differ =
@@ -67,7 +67,7 @@ impl OpContext<'_> {
             return Ok(attributes);
         }
         let is_renewable = self.leases.watch(self.session, &fd, attributes.key, kind);
-        // Read again: they may have changed before the lease was granted.
+        // The attributes are read again, since they may have changed before the lease was granted.
         let xattrs = stat::xattr_kinds(&proc_path(&fd));
         let attributes = stat::attributes_on(fd, attributes.key.volume)?;
         Ok(Attributes { xattrs, lease: leases::TERM_MS, is_renewable, ..attributes })

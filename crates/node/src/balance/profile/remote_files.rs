@@ -37,8 +37,8 @@ pub(super) struct RemoteFileUse {
     /// Reported by the trees and not yet in the rates: reports and counters arrive at different
     /// times.
     reported: BTreeMap<NodeId, TrafficSum>,
-    /// Nodes on which the process has run, and on which its I/O on their files still went through
-    /// home. Files of these nodes do not attract it any more.
+    /// Nodes on which the process has run while its I/O on the node's own files still went through
+    /// home. Files of these nodes do not attract the process any more.
     opened_through_home: BTreeSet<NodeId>,
 }
 
@@ -99,8 +99,8 @@ impl RemoteFileUse {
         all.filter(|node| !self.opened_through_home.contains(node)).collect()
     }
 
-    /// Takes from the reports about a node at most `left` bytes: those of this interval that are
-    /// not attributed to other nodes. Keeps at most `bytes`, as many as the whole interval has,
+    /// Takes from the reports about a node at most `left` bytes: the bytes of this interval that
+    /// are not attributed to other nodes. Keeps at most `bytes`, the bytes of the whole interval,
     /// since some reports belong to the interval before or after this one. Drops the rest, which is
     /// read-ahead or pages of a mapping: these would not be local on that node.
     fn take_reported(&mut self, node: NodeId, bytes: f64, left: f64) -> TrafficSum {

@@ -122,9 +122,10 @@ pub(super) fn is_repeatable(script: &str) -> bool {
     !commands.is_empty() && !script.contains(">>") && !reads && commands.iter().all(is_safe)
 }
 
-/// mpmake overrides SHELL on make's command line. This is the shell that the makefiles would have
-/// chosen: that of the last assignment to SHELL in them, /bin/bash if its value has a variable, or
-/// /bin/sh if there is none with an absolute path.
+/// mpmake overrides SHELL on make's command line. This function returns the shell that the
+/// makefiles would have chosen: the value of their last assignment to SHELL; /bin/bash if that
+/// value contains a variable; /bin/sh if there is no assignment, or its value is not an absolute
+/// path.
 pub(super) fn makefile_shell(makefiles: Option<&OsStr>) -> PathBuf {
     let files = makefiles.map(OsStr::to_string_lossy).unwrap_or_default();
     let texts = files.split_whitespace().filter_map(|file| fs::read_to_string(file).ok());
@@ -136,7 +137,7 @@ fn shell_in(makefile: &str) -> Option<String> {
     let value = |line: &str| {
         let line = line.trim_start().strip_prefix("SHELL")?.trim_start();
         let value = line.trim_start_matches([':', '?']).strip_prefix('=')?.trim();
-        // Only make can expand variables; bash understands what any likely shell does.
+        // Only make can expand variables; bash understands the syntax of every likely shell.
         if value.contains('$') {
             Some("/bin/bash".to_owned())
         } else {

@@ -1,6 +1,6 @@
 //! The command line of mosrun in MOSIX's syntax, which clap cannot parse: `-3` is a node, `-j1-3,5`
-//! a list of nodes. Options end at the first argument that is not one, or at `--`; the rest belongs
-//! to the program.
+//! a list of nodes. Options end at the first argument that is not an option, or at `--`; the rest
+//! belongs to the program.
 
 use super::replace_process::argv_of;
 use std::ffi::{OsStr, OsString};

@@ -107,7 +107,7 @@ fn receive_recalls(
             peer.renewal.invalidate();
         }
         if !leases.is_empty() {
-            // Only under renewable leases is it recorded which dentries the kernel has.
+            // Which dentries the kernel may have is recorded only under renewable leases.
             let mut may_kernel_have_dentries = !peer.uses_renewable_leases();
             let renewable = if peer.uses_renewable_leases() { &leases[..] } else { &[] };
             peer.count_recall(|| {
@@ -121,9 +121,10 @@ fn receive_recalls(
             if may_kernel_have_dentries {
                 invalidator.invalidate_dentries_for_recall();
             }
-            // This makes the kernel ignore replies in flight, and use the old attributes for those
-            // requests. Their callers cannot have learned of the change, since each reply that
-            // follows the change waits until this recall is processed.
+            // Invalidating attributes makes the kernel ignore replies in flight, and use the old
+            // attributes for those requests. The callers of these requests cannot have learned of
+            // the change, since each reply that follows the change waits until this recall is
+            // processed.
             let late = renewable.iter().filter(|lease| lease.is_after_change);
             for inode in late.flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
                 if inode.clear_kernel_version() {
@@ -132,16 +133,16 @@ fn receive_recalls(
                 }
             }
         }
-        // The recalls count as processed before pages are invalidated: that waits for reads in
-        // progress, which may wait for these recalls.
+        // The recalls count as processed before pages are invalidated, since the invalidation waits
+        // for reads in progress, which may wait for these recalls.
         peer.renewal.set_processed_recalls(recalls);
         for lease in &leases {
             for inode in inodes.of_file(peer.node(), &lease.file) {
                 inode.pages.forget_version();
-                // After a late recall a request for the changed file may be in flight. An
-                // invalidation would make the kernel ignore its reply, and use the old attributes.
-                // So, except under renewable leases (above), the kernel revalidates by itself: soon
-                // if the file is open, otherwise when its name is looked up.
+                // After a late recall (`is_after_change`), a request for the changed file may be in
+                // flight. An invalidation would make the kernel ignore its reply, and use the old
+                // attributes. So, except under renewable leases (above), the kernel revalidates by
+                // itself: soon if the file is open, otherwise when its name is looked up.
                 if !lease.is_after_change {
                     invalidator.invalidate_inode(inode.number);
                     inode.note_local_change();
