@@ -155,7 +155,7 @@ impl Map {
         }
     }
 
-    /// How often the map was changed since the cluster was founded.
+    /// The version, which each change raises by one; 0 if the text states none.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
