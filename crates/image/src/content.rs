@@ -20,7 +20,7 @@ mod reader;
 
 pub use cache::{ContentCache, KeptContent, OpenFileConnection, OpenedFile};
 pub use opening::by_file;
-pub use reader::{ContentReader, OpenContent, PIECE_BYTES};
+pub use reader::{ContentReader, OpenContent};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::object::{self, ObjectId};

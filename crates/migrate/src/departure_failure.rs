@@ -12,7 +12,7 @@ pub enum DepartureFailure {
     Failed(String),
 }
 
-/// What a process that is to move is still doing.
+/// Why a process cannot depart yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Busy {
     /// It is a new child that does not run yet.

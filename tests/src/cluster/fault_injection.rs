@@ -51,6 +51,19 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
     Ok(begun.elapsed())
 }
 
+/// Waits until a thread of this name, on this node, has existed for a second: what it does does not end.
+///
+/// # Errors
+/// If there is no such thread within 30 s.
+pub fn await_stuck_thread(cluster: &Cluster, node: u16, name: &str) -> Result<()> {
+    let find = format!(
+        "ps -eLo etimes=,comm= | awk '$2 == \"{name}\" && $1 >= 1 {{ found = 1 }} END {{ exit !found }}'"
+    );
+    let is_stuck = || cluster.run(node, &["sh", "-c", &find]).is_ok();
+    let what = format!("thread {name} of node {node} has waited for a second");
+    wait_until(&what, Duration::from_secs(30), is_stuck).map(drop)
+}
+
 fn next_number() -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::cluster::fault_injection::{await_stuck_thread, configure, wait_until};
 use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::drivers::siblings::Siblings;
 use tern_tests::moves::random_moves;
@@ -127,9 +127,7 @@ fn stopped_file_server_delays_no_relative_of_one_that_maps() -> Result<()> {
     siblings.running.await_output("opened")?;
     cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
     siblings.running.send_input("go\n")?;
-    let thread = "ps -eLo etimes=,comm= | awk '$2 == \"files\" && $1 >= 1 { waits = 1 } END { exit !waits }'";
-    let is_waiting = || cluster.run(1, &["sh", "-c", thread]).is_ok();
-    wait_until("home has waited for the server for a second", Duration::from_secs(30), is_waiting)?;
+    await_stuck_thread(&cluster, 1, "files")?;
     cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
     siblings.running.await_output("mapped")?;
     siblings.finish(&cluster, RUN_TIMEOUT)

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, wait_until};
+use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, await_stuck_thread, wait_until};
 use tern_tests::cluster::limits::{PidsLimit, shims};
 use tern_tests::cluster::stalling_files::{self, StallingFiles, Waiting};
 use tern_tests::drivers::file_guest::FileGuest;
@@ -69,10 +69,7 @@ fn stalled_content_of_a_mapped_file_delays_no_other_program() -> Result<()> {
     let mut siblings = Siblings::start(&cluster, "-2", "0.3", &["maps", stalling_files::FILE])?;
     siblings.running.await_output("opened")?;
     siblings.running.send_input("go\n")?;
-    let thread =
-        "ps -eLo etimes=,comm= | awk '$2 == \"content\" && $1 >= 1 { waits = 1 } END { exit !waits }'";
-    let is_waiting = || cluster.run(1, &["sh", "-c", thread]).is_ok();
-    wait_until("home has waited for the content for a second", Duration::from_secs(20), is_waiting)?;
+    await_stuck_thread(&cluster, 1, "content")?;
     ensure!(files.waited(&cluster)? > 0);
     files.release(&cluster)?;
     siblings.running.await_output("mapped")?;

@@ -21,9 +21,6 @@ struct ContentTransfer {
     reference: FileRef,
     offset: u64,
     source: Source,
-    /// Whether any copy of the file may be opened, since the file was not found as it was
-    /// identified.
-    any_copy: bool,
 }
 
 /// Where the content of a transfer comes from.
@@ -32,13 +29,6 @@ enum Source {
     Waiting(OpenContent),
     /// A thread reads it.
     Read(ContentReader),
-}
-
-impl ContentTransfer {
-    /// Whether the file may still be found by other means after this error.
-    fn may_be_elsewhere(&self, error: &std::io::Error) -> bool {
-        !self.any_copy && self.offset == 0 && error.kind() != std::io::ErrorKind::TimedOut
-    }
 }
 
 impl std::fmt::Debug for ContentTransfer {
@@ -62,14 +52,10 @@ impl ContentTransfers {
 
     /// Starts reading for as many transfers as may be read at once, each with `start`.
     fn start_readers(&mut self, start: impl Fn() -> std::io::Result<ContentReader>) {
-        let mut reading = self.0.iter().filter(|transfer| matches!(transfer.source, Source::Read(_))).count();
-        for transfer in &mut self.0 {
-            if reading >= MAX_READERS {
-                return;
-            }
-            if matches!(transfer.source, Source::Read(_)) {
-                continue;
-            }
+        let waits = |transfer: &ContentTransfer| matches!(transfer.source, Source::Waiting(_));
+        let reading = self.0.iter().filter(|transfer| !waits(transfer)).count();
+        let waiting = self.0.iter_mut().filter(|transfer| waits(transfer));
+        for transfer in waiting.take(MAX_READERS.saturating_sub(reading)) {
             // If no thread can be started, the transfer waits for the next turn of the main loop.
             let Ok(reader) = start() else { return };
             let FileRef { size, location, .. } = &transfer.reference;
@@ -79,7 +65,6 @@ impl ContentTransfers {
             {
                 reader.request(open, size);
             }
-            reading += 1;
         }
     }
 }
@@ -119,18 +104,16 @@ mod tests {
             };
             let source = Source::Waiting(Box::new(open));
             let tid = HomePid((request % THREADS) as i32);
-            transfers.add(ContentTransfer {
-                tid,
-                to: PeerId::NONE,
-                reference,
-                offset: 0,
-                source,
-                any_copy: false,
-            });
+            transfers.add(ContentTransfer { tid, to: PeerId::NONE, reference, offset: 0, source });
+            if request % 1000 == 0 {
+                // Each closure may hold a descriptor.
+                let (held, queued) = (Arc::strong_count(&opened) - 1, transfers.0.len());
+                assert!(held <= THREADS && queued <= THREADS, "{held} held, {queued} queued");
+            }
         }
-        assert_eq!(transfers.0.len(), THREADS);
-        let last = transfers.0.last().map(|transfer| transfer.reference.inode);
-        assert_eq!(last, Some(29_999), "the last request of each thread counts");
+        let last: Vec<u64> = transfers.0.iter().map(|transfer| transfer.reference.inode).collect();
+        let expected: Vec<u64> = (30_000 - THREADS as u64..30_000).collect();
+        assert_eq!(last, expected, "the last request of each thread counts");
         transfers.start_readers(start);
         transfers.start_readers(start);
         assert_eq!(started.load(Ordering::Relaxed), MAX_READERS);
@@ -138,6 +121,10 @@ mod tests {
         transfers.start_readers(start);
         assert_eq!(started.load(Ordering::Relaxed), MAX_READERS + 1, "one is done, and the next one begins");
         while opened.load(Ordering::Relaxed) <= MAX_READERS {
+            std::thread::yield_now();
+        }
+        drop(transfers);
+        while Arc::strong_count(&opened) > 1 {
             std::thread::yield_now();
         }
     }

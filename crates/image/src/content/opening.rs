@@ -65,10 +65,7 @@ impl HomeFiles {
     /// # Errors
     /// If no file with this content can be opened any more.
     pub fn open_like(&self, file: &FileRef, mapped: &HashMap<(u64, u64), &Mapping>) -> io::Result<File> {
-        let identifier = &self.identifier;
-        identifier
-            .open_any([file], mapped)
-            .or_else(|error| identifier.open_any(self.by_hash(file.hash), mapped).map_err(|_no_other| error))
+        self.identifier.open_any([file].into_iter().chain(self.by_hash(file.hash)), mapped)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tern_tracee::threads;
 
 /// Bytes of a file's content in one message.
-pub const PIECE_BYTES: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 
 /// Number of pieces that are read ahead.
 const PIECES_AHEAD: usize = 3;
@@ -60,7 +60,7 @@ impl ContentReader {
     }
 
     /// The next piece of the files, in the order of the requests. It is shorter than
-    /// [`PIECE_BYTES`] only at the end of a file, and empty only if the file is. None if it has not
+    /// 256 KiB only at the end of a file, and empty only if the file is. None if it has not
     /// been read yet.
     ///
     /// # Errors
@@ -83,33 +83,35 @@ impl ContentReader {
 }
 
 fn read_files(queue: Receiver<Request>, pieces: &SyncSender<io::Result<Vec<u8>>>, wake: &dyn Fn()) {
+    // The owner has gone if it does not take a piece.
+    let send = |piece| {
+        let is_taken = pieces.send(piece).is_ok();
+        wake();
+        is_taken
+    };
     for request in queue {
-        // If a piece cannot be sent, the `ContentReader` has been dropped.
-        let mut is_wanted = true;
-        let read = read_file(request, &mut |piece| {
-            is_wanted = pieces.send(Ok(piece)).is_ok();
-            wake();
-            is_wanted
-        });
-        if let Err(error) = read {
-            let _gone = pieces.send(Err(error));
-            wake();
-            return;
-        }
-        if !is_wanted {
-            return;
+        match read_file(request, &send) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                send(Err(error));
+                return;
+            }
         }
     }
 }
 
-/// Reads a file until its end, or until `take` returns false.
-fn read_file(request: Request, take: &mut dyn FnMut(Vec<u8>) -> bool) -> io::Result<()> {
+/// Reads a file until its end, or until `send` returns false. Returns whether it read all of it.
+fn read_file(request: Request, send: &dyn Fn(io::Result<Vec<u8>>) -> bool) -> io::Result<bool> {
     let (file, mut offset) = ((request.open)()?, 0);
     loop {
-        let piece = read_piece(&file, offset, PIECE_BYTES, request.size)?;
+        let piece = read_piece(&file, offset, request.size)?;
         offset += piece.len() as u64;
-        if !take(piece) || offset >= request.size.0 {
-            return Ok(());
+        if !send(Ok(piece)) {
+            return Ok(false);
+        }
+        if offset >= request.size.0 {
+            return Ok(true);
         }
     }
 }
@@ -119,13 +121,8 @@ fn read_file(request: Request, take: &mut dyn FnMut(Vec<u8>) -> bool) -> io::Res
 ///
 /// # Errors
 /// Those of the file; `InvalidData` if a file without a location has become shorter.
-fn read_piece(
-    file: &File,
-    offset: u64,
-    max_len: usize,
-    (size, may_shrink): (u64, bool),
-) -> io::Result<Vec<u8>> {
-    let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(max_len);
+fn read_piece(file: &File, offset: u64, (size, may_shrink): (u64, bool)) -> io::Result<Vec<u8>> {
+    let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(PIECE_BYTES);
     let mut piece = Vec::with_capacity(want);
     let mut reader = At { file, offset };
     (&mut reader).take(want as u64).read_to_end(&mut piece)?;
@@ -199,7 +196,7 @@ mod tests {
         assert_eq!(reader.next_piece().unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(reader);
         drop(answer);
-        // The thread ends: nobody holds the other end of `wake` any more.
+        // The thread ends, and drops `wake`.
         while woken.recv().is_ok() {}
     }
 }

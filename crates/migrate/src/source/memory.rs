@@ -16,7 +16,7 @@ use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Memory, Result};
 use tern_wire::Link;
 
-/// Bytes of pages or file content in one message.
+/// Bytes of pages or shared memory in one message.
 const PIECE_BYTES: u64 = 256 << 10;
 /// Nothing more is queued while the link holds this many unsent bytes.
 const MAX_QUEUED_BYTES: usize = 512 << 10;

@@ -12,15 +12,11 @@ impl Shim {
     pub(crate) fn send_content(&mut self, tid: HomePid, to: PeerId, hash: tern_ids::ContentHash) {
         let Some(process) = self.process_of_thread(tid) else { return };
         let Some(reference) = process.files.by_hash(hash).next().cloned() else { return };
-        let source = Source::Waiting(process.files.open_content(&reference));
-        self.content_transfers.add(ContentTransfer {
-            tid,
-            to,
-            reference,
-            offset: 0,
-            source,
-            any_copy: false,
-        });
+        let (as_identified, any_copy) =
+            (process.files.open_content(&reference), process.files.open_any(&reference));
+        let open = || as_identified().or_else(|_has_changed| any_copy());
+        let source = Source::Waiting(Box::new(open));
+        self.content_transfers.add(ContentTransfer { tid, to, reference, offset: 0, source });
     }
 
     /// Sends as much of the requested file contents as the links will take.
@@ -49,14 +45,6 @@ impl Shim {
             let piece = match reader.next_piece() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => return true,
-                Err(error) if transfer.may_be_elsewhere(&error) => {
-                    tracing::debug!(%tid, %error, "a mapped file is not as it was; another copy is tried");
-                    let Some(process) = self.process_of_thread(tid) else { return false };
-                    transfer.source = Source::Waiting(process.files.open_any(&transfer.reference));
-                    transfer.any_copy = true;
-                    self.waker.wake();
-                    return true;
-                }
                 Err(error) => {
                     tracing::warn!(%tid, %error, "a mapped file cannot be read any more");
                     let failure = Message::NoContent(transfer.reference.hash);
