@@ -300,7 +300,10 @@ impl Server {
                 }
                 FileRequest::WaitForRecalls { returned } => {
                     self.leases.return_leases(session, &returned);
-                    let recalls = session.next_recalls(RECALL_POLL_TIMEOUT);
+                    // The first request on a callback channel is answered at once: the client caches
+                    // nothing until then.
+                    let timeout = if frame.tag == 1 { Duration::ZERO } else { RECALL_POLL_TIMEOUT };
+                    let recalls = session.next_recalls(timeout);
                     let (leases, count) = recalls.context("too many recalls are pending")?;
                     send_reply(link, frame.tag, count, &FileReply::Recalled(leases), &[])?;
                 }

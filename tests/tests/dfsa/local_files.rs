@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{await_stuck_thread, configure, wait_until};
+use tern_tests::cluster::fault_injection::{await_stuck_thread, configure};
 use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::drivers::siblings::Siblings;
 use tern_tests::moves::random_moves;

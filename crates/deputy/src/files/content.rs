@@ -97,9 +97,9 @@ mod tests {
                 is_object: false,
                 location: None,
             };
-            let opened = Arc::clone(&opened);
+            let count = Arc::clone(&opened);
             let open = move || {
-                opened.fetch_add(1, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
                 Err(std::io::ErrorKind::NotFound.into())
             };
             let source = Source::Waiting(Box::new(open));

@@ -107,6 +107,13 @@ impl Peer {
         self.invalidator().invalidate_dentries();
     }
 
+    /// Whether recalls under renewable leases arrive here, so that a reply may be cached. A client
+    /// that has no callback channel does not wait for recalls, so neither it nor the kernel may have
+    /// anything to recall.
+    pub(crate) fn receives_recalls(&self) -> bool {
+        !self.uses_renewable_leases() || lock(&self.renewal.callback).is_connected
+    }
+
     /// Renews the leases. When this returns, all changes made on the node so far are visible here.
     ///
     /// # Errors
@@ -122,7 +129,7 @@ impl Peer {
     /// necessary. `None` if they cannot be relied on. The stamp must be taken before the cache is
     /// read.
     pub(crate) fn renewed_stamp(self: &Arc<Self>, inodes: &[&Arc<Inode>]) -> Option<ValidityStamp> {
-        if !self.uses_renewable_leases() || !lock(&self.renewal.callback).is_connected {
+        if !self.uses_renewable_leases() || !self.receives_recalls() {
             return None;
         }
         if self.renewal.valid_renewal().is_none() {

@@ -76,6 +76,7 @@ impl ValidityStamp {
             [] => self.peer.recalls() == self.recalls,
             all => all.iter().all(|(inode, generation)| inode.renewable_cache.generation() == *generation),
         };
+        let is_unrecalled = is_unrecalled && self.peer.receives_recalls();
         let end = if is_unrecalled { end } else { self.requested_at };
         end.saturating_duration_since(Instant::now())
     }

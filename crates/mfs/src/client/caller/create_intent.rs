@@ -258,7 +258,7 @@ mod tests {
         let authority = tern_wire::Authority::create("test").unwrap();
         let identity = tern_wire::Identity::issued_by_authority(&authority, NodeId(1)).unwrap();
         let timeout = Duration::from_secs(1);
-        Arc::new(Peer::new(
+        let peer = Arc::new(Peer::new(
             NodeId(2),
             MountContext {
                 identity,
@@ -269,7 +269,10 @@ mod tests {
                 invalidator: crate::client::cache::invalidator::Invalidator::default(),
             }
             .into(),
-        ))
+        ));
+        // As from the end of its mount: the callback channel works.
+        peer.renewal.set_processed_recalls(0);
+        peer
     }
 
     #[test]

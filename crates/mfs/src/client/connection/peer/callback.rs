@@ -66,7 +66,7 @@ impl Peer {
 
 /// Receives recalls from a node for as long as the tree is mounted.
 ///
-/// Sends to `tried` after each attempt to connect.
+/// Sends to `tried` when the channel works, and after each failed attempt to connect it.
 pub(crate) fn run_callback_channel(
     peer: &Peer,
     inodes: &InodeTable,
@@ -75,8 +75,8 @@ pub(crate) fn run_callback_channel(
 ) -> ! {
     loop {
         let link = peer.connect_callback();
+        let _broken = link.and_then(|link| receive_recalls(link, peer, inodes, invalidator, tried));
         let _ignored = tried.send(());
-        let _broken = link.and_then(|link| receive_recalls(link, peer, inodes, invalidator));
         if peer.uses_renewable_leases() {
             peer.invalidate_renewable();
         }
@@ -89,6 +89,7 @@ fn receive_recalls(
     peer: &Peer,
     inodes: &InodeTable,
     invalidator: &Invalidator,
+    tried: &Sender<()>,
 ) -> Option<()> {
     let mut acknowledged: Vec<Lease> = Vec::new();
     for number in 1.. {
@@ -136,6 +137,9 @@ fn receive_recalls(
         // The recalls count as processed before pages are invalidated, since the invalidation waits
         // for reads in progress, which may wait for these recalls.
         peer.renewal.set_processed_recalls(recalls);
+        if number == 1 {
+            let _ignored = tried.send(());
+        }
         for lease in &leases {
             for inode in inodes.of_file(peer.node(), &lease.file) {
                 inode.pages.forget_version();

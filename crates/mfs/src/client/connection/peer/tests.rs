@@ -2,6 +2,8 @@
 //! leaks.
 
 use super::*;
+use crate::client::cache::validity::ValidityStamp;
+use crate::client::fuse::inode::InodeTable;
 use crate::client::fuse::inode::tests::found;
 use crate::message::{Attributes, Found, Name, REPLY_FRAME, REQUEST_FRAME};
 use std::ffi::OsStr;
@@ -156,4 +158,37 @@ fn slow_first_reply_does_not_make_the_node_lost() {
         send_reply(link, request.tag, &FileReply::Count(request.tag))
     });
     assert_eq!(call(&served.peer, STAT).unwrap().reply, FileReply::Count(1));
+}
+
+/// A client that receives no recalls does not wait for them at a barrier, so nothing may be cached.
+#[test]
+fn nothing_is_cached_while_no_recalls_are_received() {
+    let served = serve(Duration::from_secs(1), |_, _, _| Ok(()));
+    let peer = Arc::new(Peer::new(NodeId(2), served.peer.context.clone()));
+    let stamp = ValidityStamp::now(&peer);
+    assert!(!stamp.is_lease_valid(60_000));
+    peer.renewal.set_processed_recalls(0);
+    assert!(stamp.is_lease_valid(60_000));
+    peer.renewal.invalidate();
+    assert!(!stamp.is_lease_valid(60_000));
+}
+
+/// A mount waits for the first reply on the callback channel. From then on, barriers wait for recalls.
+#[test]
+fn recalls_are_received_when_the_callback_channel_is_ready() {
+    let served = serve(Duration::from_secs(60), |_, link, request| {
+        if request.tag == 1 {
+            send_reply(link, request.tag, &FileReply::Recalled(Vec::new()))?;
+        }
+        Ok(())
+    });
+    let peer = Arc::new(Peer::new(NodeId(2), served.peer.context.clone()));
+    let (ready, first) = std::sync::mpsc::channel();
+    let channel = peer.clone();
+    // The thread ends with the test process.
+    std::thread::spawn(move || {
+        callback::run_callback_channel(&channel, &InodeTable::default(), &Invalidator::default(), &ready)
+    });
+    first.recv().unwrap();
+    assert!(peer.receives_recalls());
 }
