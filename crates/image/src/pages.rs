@@ -29,6 +29,9 @@ use tern_tracee::{Memory, PAGE, Result};
 /// In regions larger than this, in bytes, only the touched parts are scanned.
 const SPARSE_BYTES: u64 = 16 << 20;
 
+/// No mapping is below this address (`vm.mmap_min_addr`).
+const FIRST_ADDRESS: u64 = 16 * PAGE;
+
 /// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Scan {
@@ -143,7 +146,8 @@ impl PageFinder {
         let mut scan = Scan::default();
         let mut known = BTreeMap::new();
         let mut before: Option<(&Region, bool)> = None;
-        for region in layout.regions.iter().filter(|r| r.is_private()) {
+        let ends_below = std::iter::once(FIRST_ADDRESS).chain(layout.regions.iter().map(|r| r.end));
+        for (region, end_below) in layout.regions.iter().zip(ends_below).filter(|(r, _)| r.is_private()) {
             let kind = MappingKind::of(region, &layout.files);
             let had = self.known(region, kind).any(|(_, _, known)| known.had_content)
                 || !self.receiver_is_new && self.scan_count == 0;
@@ -153,7 +157,7 @@ impl PageFinder {
             let is_joined =
                 before.is_some_and(|(b, b_had)| will_merge(b, region) && (was_joined || !had || !b_had));
             before = Some((region, had));
-            for (start, end, had_content) in self.scan_region(region, kind, &mut scan)? {
+            for (start, end, had_content) in self.scan_region(region, end_below, kind, &mut scan)? {
                 known.insert(
                     start,
                     KnownRange { end, kind, had_content, joined: is_joined || start > region.start },
@@ -181,10 +185,12 @@ impl PageFinder {
             .map(move |(at, known)| (start.max(*at), end.min(known.end), known))
     }
 
-    /// Scans one region. Returns its known parts, and whether each has held content.
+    /// Scans one region. `end_below` is the end of the region below it. Returns its known parts, and
+    /// whether each has held content.
     fn scan_region(
         &self,
         region: &Region,
+        end_below: u64,
         kind: MappingKind,
         scan: &mut Scan,
     ) -> Result<Vec<(u64, u64, bool)>> {
@@ -194,14 +200,14 @@ impl PageFinder {
             for (start, end, known) in self.known(region, kind) {
                 // A new mapping at the same address is not tracked.
                 let Some(written) = self.pagemap.written(start, end)? else { continue };
-                self.begin(region, (at, start), scan, &mut parts)?;
+                self.begin(region, end_below, (at, start), scan, &mut parts)?;
                 parts.push((start, end, known.had_content || !written.content.is_empty()));
                 written.dropped.into_iter().for_each(|run| push_run(&mut scan.discard, run));
                 written.content.into_iter().for_each(|run| push_run(&mut scan.send, run));
                 at = end;
             }
         }
-        self.begin(region, (at, region.end), scan, &mut parts)?;
+        self.begin(region, end_below, (at, region.end), scan, &mut parts)?;
         Ok(parts)
     }
 
@@ -209,9 +215,14 @@ impl PageFinder {
     /// new parts. If the part is large, only the ranges in it that were touched are added: scanning
     /// a new part write-protects it, which needs page tables for all of it, and for terabytes of
     /// reserved addresses these would exceed the memory.
+    ///
+    /// A stack may have grown since it was described. Tracking a part of a mapping would split it,
+    /// and the lower piece could then grow by the whole stack limit again. So everything down to
+    /// the next region is tracked.
     fn begin(
         &self,
         region: &Region,
+        end_below: u64,
         (start, end): (u64, u64),
         scan: &mut Scan,
         parts: &mut Vec<(u64, u64, bool)>,
@@ -228,7 +239,10 @@ impl PageFinder {
             vec![(start, end - start)]
         };
         if let (Some(tracker), false) = (&self.tracker, populated.is_empty()) {
-            let _untracked_it_is_found_anew_each_time = tracker.track(start, end);
+            let grows_from_here = region.grows_down && start == region.start;
+            let from = if grows_from_here { end_below.min(start) } else { start };
+            // If a part is not tracked, all its pages are found anew each time.
+            let _tracked = tracker.track(from, end).or_else(|_| tracker.track(start, end));
         }
         for (start, len) in populated {
             let end = start + len;

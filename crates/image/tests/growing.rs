@@ -115,6 +115,34 @@ fn tracking() -> Option<PageFinder> {
     PageFinder::new(me, Some(tracker), true).ok()
 }
 
+/// The mapping that contains this address.
+fn mapping_of(address: u64) -> (u64, u64) {
+    let found = tern_tracee::procfs::mapping_at(std::process::id() as i32, address);
+    found.unwrap().map(|m| (m.start, m.end)).expect("it is mapped")
+}
+
+#[test]
+fn stack_that_has_grown_stays_one_mapping() {
+    let Some(mut finder) = tracking() else { return };
+    let below = map(0, 40 * SIZE);
+    // SAFETY: nothing refers to this memory.
+    unsafe { libc::munmap((below + PAGE) as *mut _, (40 * SIZE - PAGE) as usize) };
+    let (start, end) = (below + 38 * SIZE, below + 39 * SIZE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_GROWSDOWN;
+    // SAFETY: new memory where this test has made room.
+    let got = unsafe { libc::mmap(start as *mut _, SIZE as usize, 3, flags, -1, 0) };
+    assert_eq!(got as u64, start);
+    write(start);
+    let mut described = layout(&[(below, below + PAGE), (start, end)]);
+    described.regions[1].grows_down = true;
+    // It grows after it was described.
+    let grown = start - 3 * PAGE;
+    write(grown);
+    assert_eq!(mapping_of(grown), (grown, end));
+    finder.scan(&described).unwrap();
+    assert_eq!(mapping_of(grown), (grown, end), "the whole mapping is tracked, and not split");
+}
+
 #[test]
 fn growing_region_is_not_scanned_again() {
     let Some(mut finder) = tracking() else { return };
