@@ -77,9 +77,9 @@ impl CpuTimers {
         Self { limits: self.limits, ..Self::new() }
     }
 
-    /// Whether it has no timers.
+    /// Whether it has no timers, and nothing that is to be fired.
     pub(crate) fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.table.is_empty() && self.unfired.is_empty()
     }
 
     /// Whether it has timers and they were not checked just now.
@@ -119,7 +119,7 @@ impl CpuTimers {
         self.table.handle_exec();
         self.thresholds.clear();
         self.to_refire.clear();
-        self.unfired.clear();
+        self.unfired.retain(|due| matches!(due, DueSignal::Signal(_)));
     }
 
     pub(crate) fn thread_exited(&mut self, tid: HomePid) {

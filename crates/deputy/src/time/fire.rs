@@ -85,7 +85,7 @@ impl Process {
     }
 
     /// Puts its timers back into the kernel, by a thread under injection: the process is to run at
-    /// home.
+    /// home. Also fires what has expired and could not be fired.
     ///
     /// # Errors
     /// If it is gone.
@@ -97,9 +97,14 @@ impl Process {
     ) -> Result<()> {
         let new = reserve.scratch();
         let tick = clock_getres(ClockId::MonotonicCoarse).tv_nsec.cast_unsigned();
+        let (unfired, signals): (Vec<_>, Vec<_>) =
+            self.timers.take_unfired().into_iter().partition(|due| matches!(due, DueSignal::Timer(_)));
         for (timer_id, timer) in self.timers.take() {
             let left = timer.time_left(self.usage.read_clock(self.pid, timer.clock));
-            let again = timer.expirations > 0 && timer.signal.is_some_and(|signal| self.is_pending(signal));
+            let is_unfired =
+                |id| unfired.iter().any(|due| matches!(due, DueSignal::Timer(timer) if *timer == id));
+            let again = matches!(timer_id, TimerId::Posix(id) if is_unfired(id))
+                || timer.expirations > 0 && timer.signal.is_some_and(|signal| self.is_pending(signal));
             match timer_id {
                 _ if left == 0 && !again => {}
                 TimerId::Virtual | TimerId::Prof if left == 0 => {}
@@ -121,19 +126,33 @@ impl Process {
                 }
             }
         }
-        Ok(())
+        self.raise(injection, memory, reserve, &signals)
     }
 
     /// Raises these signals in a stopped deputy thread, and resumes the thread.
+    ///
+    /// # Errors
+    /// If it is gone.
     pub(crate) fn fire(&mut self, stopped: Stopped, due: &[DueSignal]) -> Result<()> {
-        let own_tid = self.thread(HomePid(stopped.pid()))?.own_tid;
         let (mut injection, reserve) = self.injection(stopped)?;
+        self.raise(&mut injection, &self.memory, reserve, due)?;
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)
+    }
+
+    fn raise(
+        &self,
+        injection: &mut Injection,
+        memory: &Memory,
+        reserve: Reserve,
+        due: &[DueSignal],
+    ) -> Result<()> {
         let at = reserve.scratch();
         for signal_due in due {
             // Failures are harmless: a timer that was deleted, a full signal queue.
             let _none = match *signal_due {
                 DueSignal::Timer(id) => {
-                    self.memory.write(at, &TimeFormat::Timespec.write(0, 1))?;
+                    memory.write(at, &TimeFormat::Timespec.write(0, 1))?;
                     let flags = libc::TIMER_ABSTIME as u64;
                     injection.call(libc::SYS_timer_settime, [id as u64, flags, at, 0, 0, 0])?
                 }
@@ -142,7 +161,8 @@ impl Process {
                     break;
                 }
                 DueSignal::Signal(signal) => {
-                    self.memory.write(at, &kernel_siginfo(signal))?;
+                    memory.write(at, &kernel_siginfo(signal))?;
+                    let own_tid = procfs::status(injection.pid())?.own_pid;
                     let (pid, tid, signal) = (self.own_pid as u64, own_tid as u64, signal as u64);
                     // Only the first thread may send it to the process; others send it to
                     // themselves.
@@ -153,8 +173,7 @@ impl Process {
                 }
             };
         }
-        let stopped = injection.finish()?;
-        self.resume_unnoticed(stopped)
+        Ok(())
     }
 
     /// Sets the timer overrun in the siginfo of a signal that is forwarded to the program.
