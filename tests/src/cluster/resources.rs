@@ -32,6 +32,14 @@ echo mounts $(wc -l < /proc/self/mounts)
 echo namespaces $(ls -l /proc/[0-9]*/ns/ 2> /dev/null | grep -o '[a-z]*:\[[0-9]*\]' | sort -u | wc -l)
 "#;
 
+/// Names the descriptors and files of a node, without their numbers and ids, and counts each name.
+const NAME_SCRIPT: &str = r#"
+for pid in $(pgrep -x "$1"); do
+  ls -l /proc/$pid/fd | sed -n "s|.* -> |$(cat /proc/$pid/comm) has open |p"
+done 2> /dev/null | sed 's/[0-9a-f]\{32\}/ID/g; s/[0-9]\+/N/g' | sort | uniq -c | awk '{ n = $1; $1 = ""; print substr($0, 2), n }'
+find /run/tern -xdev | sed 's/[0-9a-f]\{32\}/ID/g; s/[0-9]\+/N/g' | sort | uniq -c | awk '{ print "file " $2, $1 }'
+"#;
+
 /// Counts by `node N: resource`.
 pub type Counts = BTreeMap<String, u64>;
 
@@ -52,9 +60,28 @@ impl ResourceCheck<'_> {
     /// # Errors
     /// If a node cannot be examined.
     pub fn count(&self) -> Result<Counts> {
+        let mut all = self.run_on_nodes(COUNT_SCRIPT)?;
+        // Counted on the machine, since a node does not see its own control groups.
+        let lab = self.cluster.lab().name().as_str();
+        let groups = format!("find /sys/fs/cgroup -type d -path '*/tern-lab/{lab}/*' | wc -l");
+        let groups = Command::new("sh").args(["-c", &groups]).output()?;
+        all.insert("control groups".into(), String::from_utf8_lossy(&groups.stdout).trim().parse()?);
+        Ok(all)
+    }
+
+    /// Counts the descriptors of the programs and the files by their names, to find out what has
+    /// grown.
+    ///
+    /// # Errors
+    /// As `count`.
+    pub fn count_by_name(&self) -> Result<Counts> {
+        self.run_on_nodes(NAME_SCRIPT)
+    }
+
+    fn run_on_nodes(&self, script: &str) -> Result<Counts> {
         let mut all = Counts::new();
         for node in self.cluster.lab().nodes().map(|node| node.number()) {
-            let text = self.cluster.run(node, &["sh", "-c", COUNT_SCRIPT, "sh", self.programs])?;
+            let text = self.cluster.run(node, &["sh", "-c", script, "sh", self.programs])?;
             for line in String::from_utf8_lossy(&text).lines() {
                 // The name of a thread may have spaces.
                 let Some((what, number)) = line.rsplit_once(' ') else { continue };
@@ -65,11 +92,6 @@ impl ResourceCheck<'_> {
                 *entry = number.max(*entry);
             }
         }
-        // Counted on the machine, since a node does not see its own control groups.
-        let lab = self.cluster.lab().name().as_str();
-        let groups = format!("find /sys/fs/cgroup -type d -path '*/tern-lab/{lab}/*' | wc -l");
-        let groups = Command::new("sh").args(["-c", &groups]).output()?;
-        all.insert("control groups".into(), String::from_utf8_lossy(&groups.stdout).trim().parse()?);
         Ok(all)
     }
 

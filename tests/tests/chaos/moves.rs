@@ -21,6 +21,7 @@ pub(crate) fn move_at_random(chaos: &Chaos, mover: u64) {
         let to = ["2", "3", "2", "3", "home"][random.below(5) as usize];
         if let Some(&pid) = running.get(random.below(running.len() as u64) as usize) {
             lock(&chaos.moving).insert(pid);
+            lock(&chaos.scarcity).note_move(pid);
             let restarts = chaos.restarts.load(Ordering::SeqCst);
             match chaos.cluster.migrate(pid, to) {
                 Ok(_) => chaos.count("moves"),

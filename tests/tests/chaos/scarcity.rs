@@ -18,6 +18,8 @@ const INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Scarcity {
     programs: BTreeSet<i32>,
+    /// A limit is in force.
+    is_limiting: bool,
     /// The node that was limited last.
     node: u16,
     /// Processes that were killed there because of a limit, according to the kernel's log.
@@ -30,7 +32,16 @@ impl Scarcity {
     fn begin(&mut self, chaos: &Chaos, node: u16) -> Result<()> {
         self.update(chaos)?;
         (self.node, self.logged) = (node, killed_for_memory(&chaos.cluster, node)?);
+        self.is_limiting = true;
         Ok(())
+    }
+
+    /// A program begins to move. It may arrive, and be killed for its memory, between two listings
+    /// of the limited node's programs.
+    pub(crate) fn note_move(&mut self, pid: i32) {
+        if self.is_limiting {
+            self.programs.insert(pid);
+        }
     }
 
     fn update(&mut self, chaos: &Chaos) -> Result<()> {
@@ -88,5 +99,7 @@ pub(crate) fn limit_memory(chaos: &Chaos, node: u16, time: Duration, chance: u64
         chaos.count("limits on memory");
     }
     drop(limit);
-    lock(&chaos.scarcity).update(chaos)
+    let mut scarcity = lock(&chaos.scarcity);
+    scarcity.is_limiting = false;
+    scarcity.update(chaos)
 }

@@ -69,6 +69,7 @@ fn ten_thousand_moves_leak_nothing() -> Result<()> {
     let check = ResourceCheck { cluster: &cluster, programs: "ternd|tern-shim", slack };
     let shims = shims_at_home(&cluster)?;
     let mut before = check.stable_count(None)?;
+    let names_before = check.count_by_name()?;
     before.extend(check.idle_cpu()?);
     let begun = Instant::now();
     move_onward(&cluster, running.pid, wanted)?;
@@ -79,6 +80,9 @@ fn ten_thousand_moves_leak_nothing() -> Result<()> {
     show(&before, &after);
     ensure!(shims_at_home(&cluster)? == shims, "the shim that is counted is another one");
     let grown = check.growth(&before, &after);
-    ensure!(grown.is_empty(), "grown after {wanted} moves:\n{}", grown.join("\n"));
+    if !grown.is_empty() {
+        let names = check.growth(&names_before, &check.count_by_name()?);
+        bail!("grown after {wanted} moves:\n{}\nby name:\n{}", grown.join("\n"), names.join("\n"));
+    }
     Ok(())
 }
