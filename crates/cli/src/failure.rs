@@ -65,7 +65,8 @@ impl From<Refusal> for Failure {
 }
 
 impl From<anyhow::Error> for Failure {
-    /// Joins the chain of causes in one sentence. A refusal in the chain keeps its code and hint.
+    /// The refusal in the chain of causes, without its context. If there is none, all causes joined
+    /// in one sentence.
     fn from(error: anyhow::Error) -> Self {
         if let Some(refusal) = error.downcast_ref::<Refusal>() {
             return refusal.clone().into();

@@ -316,24 +316,24 @@ impl Shim {
         self.keep_usage_for_parent(&process);
         let waiting = process.waits.take_when_stopped();
         waiting.into_iter().for_each(|(then, _)| then.refuse_gone(pid));
-        let may_have_carried = process.may_carry_objects();
+        let may_have_carried_objects = process.may_carry_objects();
         for peer in process.peers() {
             self.send_to_peer(peer, pid, &Message::Drop);
         }
-        self.leave_group(migration, pid, may_have_carried, "it has ended");
+        self.leave_group(migration, pid, may_have_carried_objects, "it has ended");
     }
 
     /// A process leaves the group of a migration. If it may have carried a part of the shared
-    /// memory (`may_have_carried`), the move of the others is requeued.
+    /// memory (`may_have_carried_objects`), the move of the others is requeued.
     pub(crate) fn leave_group(
         &mut self,
         migration: Option<MigrationId>,
         pid: HomePid,
-        may_have_carried: bool,
+        may_have_carried_objects: bool,
         why: &str,
     ) {
         match migration {
-            Some(migration) if may_have_carried => {
+            Some(migration) if may_have_carried_objects => {
                 self.requeue_group(migration);
                 self.abort_group(migration, pid, why);
                 self.rejoin_left_behind(migration);

@@ -74,7 +74,7 @@ pub trait InjectedSpace {
 ///
 /// `identify` returns the index in `then.files` of the file that a mapping of `now` maps. The
 /// kernel's own mappings and Tern's range are left alone. Removals come first, so that new mappings
-/// find their addresses free.
+/// find their addresses free; only shared memory is unmapped last.
 pub fn plan(
     now: &[Mapping],
     then: &Layout,

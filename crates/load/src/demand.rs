@@ -150,7 +150,7 @@ impl DemandMeter {
     /// there, ended threads are not counted.
     fn used(&self) -> Option<Duration> {
         match self.container {
-            true => self.groups.used(),
+            true => self.groups.cpu_time_used(),
             false => Some(CpuTimes::parse(&fs::read_to_string("/proc/stat").ok()?)?.busy),
         }
     }

@@ -1,12 +1,13 @@
-//! The control groups that limit this node: its CPU quota, its memory, and its CPU time so far.
-//! Version 1, version 2, and both at the same time are supported.
+//! This node as control groups show it: its CPU quota, its memory and swap limits, and the CPU time
+//! that it has used. Version 1, version 2, and both at the same time are supported.
 //!
-//! Limits are those of the daemon's own group and of all visible groups above it: guests are put
-//! next to the daemon, so these limits apply to an arriving guest. For a container, the CPU time of
-//! the whole node is that of the group of its first process; for a machine, it is read from
-//! `/proc/stat` ([`crate::demand`]).
+//! Limits are those of the daemon's own group and of all visible groups above it. The group of
+//! guests is created in the daemon's own group, or in the parent of that group if the daemon is in
+//! a leaf `main`. So these limits apply to an arriving guest too, except a limit on `main`, which
+//! is counted all the same. For a container, the CPU time of the whole node is that of the group of
+//! its first process; for a machine, it is read from `/proc/stat` ([`crate::demand`]).
 
-use crate::task::keyed;
+use crate::task::number_after;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,8 +76,8 @@ impl Groups {
             }
             let counts = hierarchy.has("cpuacct") || hierarchy.unified;
             if let Some(mut group) = first.filter(|_| counts).and_then(|text| hierarchy.group_of(text)) {
-                // A process that creates groups beside its own, as in a lab or with ternd, is in a
-                // leaf group of this name.
+                // The first process may be in a leaf group `main`, as in a lab, with other groups
+                // beside it. The container's group is then the parent.
                 if group != hierarchy.mount && group.ends_with("main") {
                     group.pop();
                 }
@@ -118,11 +119,11 @@ impl Groups {
     /// CPU time used by everything in this container, including ended processes. `None` on a
     /// machine, or where no group accounts it.
     #[must_use]
-    pub fn used(&self) -> Option<Duration> {
+    pub fn cpu_time_used(&self) -> Option<Duration> {
         self.container.iter().find_map(|chain| {
             let group = chain.groups.first()?;
             match chain.unified {
-                true => Some(Duration::from_micros(keyed(&read(group, "cpu.stat")?, "usage_usec ")?)),
+                true => Some(Duration::from_micros(number_after(&read(group, "cpu.stat")?, "usage_usec ")?)),
                 false => Some(Duration::from_nanos(read(group, "cpuacct.usage")?.trim().parse().ok()?)),
             }
         })
@@ -130,7 +131,7 @@ impl Groups {
 
     /// The version 2 group with this container's own pressure files.
     #[must_use]
-    pub fn pressure(&self) -> Option<&Path> {
+    pub fn pressure_group(&self) -> Option<&Path> {
         let group = self.container.iter().find(|chain| chain.unified)?.groups.first()?;
         group.join("cpu.pressure").exists().then_some(group)
     }
@@ -188,7 +189,7 @@ fn limits_v1(group: &Path) -> Limits {
     let limit = number(group, "memory.limit_in_bytes").filter(|&limit| limit < NO_LIMIT);
     // Version 1 limits memory and swap together.
     let both = number(group, "memory.memsw.limit_in_bytes").filter(|&limit| limit < NO_LIMIT);
-    let swapped = keyed(&stat, "total_swap ").unwrap_or(0);
+    let swapped = number_after(&stat, "total_swap ").unwrap_or(0);
     Limits {
         memory: limit.or(both).map(|total| remaining(total, used, cached)),
         swap: both.map(|both| remaining(both.saturating_sub(limit.unwrap_or(0)), swapped, 0)),
@@ -211,7 +212,7 @@ fn limits_v2(group: &Path) -> Limits {
 }
 
 fn reclaimable(stat: &str, keys: &[&str]) -> u64 {
-    keys.iter().filter_map(|key| keyed(stat, key)).fold(0, u64::saturating_add)
+    keys.iter().filter_map(|key| number_after(stat, key)).fold(0, u64::saturating_add)
 }
 
 fn remaining(total: u64, used: u64, cached: u64) -> MemoryLimit {
@@ -295,8 +296,8 @@ mod tests {
                    1:cpu:/tern-lab/x/node1/main\n0::/tern-lab/x/node1/main\n";
         let groups = Groups::find(&all, own, Some(own));
         assert_eq!(groups.quota(), Some(0.75));
-        assert_eq!(groups.used(), Some(Duration::from_millis(1500)));
-        assert_eq!(groups.pressure(), Some(tree.0.join("unified/tern-lab/x/node1").as_path()));
+        assert_eq!(groups.cpu_time_used(), Some(Duration::from_millis(1500)));
+        assert_eq!(groups.pressure_group(), Some(tree.0.join("unified/tern-lab/x/node1").as_path()));
         let limits = groups.limits();
         assert_eq!(limits.memory, Some(MemoryLimit { total: 1_000_000, free: 300_000 + 131_080 }));
         assert_eq!(limits.swap, Some(MemoryLimit { total: 500_000, free: 400_000 }));
@@ -304,10 +305,10 @@ mod tests {
         // On the machine itself, with the daemon in the root group.
         let own = "4:memory:/\n2:cpuacct:/\n1:cpu:/\n0::/\n";
         let groups = Groups::find(&all, own, None);
-        assert_eq!((groups.quota(), groups.used(), groups.pressure()), (None, None, None));
+        assert_eq!((groups.quota(), groups.cpu_time_used(), groups.pressure_group()), (None, None, None));
         assert_eq!(groups.limits(), Limits::default());
         // In a PID namespace without a group of its own: the machine's group is not used for it.
-        assert_eq!(Groups::find(&all, own, Some(own)).used(), None);
+        assert_eq!(Groups::find(&all, own, Some(own)).cpu_time_used(), None);
     }
 
     #[test]
@@ -331,7 +332,7 @@ mod tests {
         let all = [tree.hierarchy("", "cgroup2", &["rw"])];
         let groups = Groups::find(&all, "0::/main\n", Some("0::/\n"));
         assert_eq!(groups.quota(), Some(1.5));
-        assert_eq!(groups.used(), Some(Duration::from_millis(2500)));
+        assert_eq!(groups.cpu_time_used(), Some(Duration::from_millis(2500)));
         let limits = groups.limits();
         assert_eq!(limits.memory, Some(MemoryLimit { total: 2_000_000, free: 400_100 }));
         assert_eq!(limits.swap, Some(MemoryLimit { total: 0, free: 0 }));
@@ -349,7 +350,7 @@ mod tests {
     fn this_machine_can_be_read() {
         let groups = Groups::of_this_process();
         assert!(groups.quota().is_none_or(|quota| quota > 0.0));
-        let _ = (groups.limits(), groups.used());
+        let _ = (groups.limits(), groups.cpu_time_used());
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 //! swapping, within the limits of the control groups.
 
 use crate::group::{Limits, MemoryLimit};
-use crate::task::keyed;
+use crate::task::number_after;
 use serde::{Deserialize, Serialize};
 
 /// Memory of a node, in bytes.
@@ -24,7 +24,7 @@ impl NodeMemory {
     /// From the text of `/proc/meminfo` and the limits; `None` if the text is malformed.
     #[must_use]
     pub fn of(meminfo: &str, limits: &Limits) -> Option<Self> {
-        let bytes = |key| Some(keyed(meminfo, key)?.saturating_mul(1024));
+        let bytes = |key| Some(number_after(meminfo, key)?.saturating_mul(1024));
         // Kernels before 3.14 have no MemAvailable.
         let free = bytes("MemAvailable:").or_else(|| bytes("MemFree:"))?;
         let memory = limited(MemoryLimit { total: bytes("MemTotal:")?, free }, limits.memory);

@@ -1,7 +1,7 @@
 //! Stalls as reported by the kernel (PSI), and the time lost to paging.
 
 use crate::moving_average::MovingAverage;
-use crate::task::{TICKS_PER_SECOND, keyed};
+use crate::task::{TICKS_PER_SECOND, number_after};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn paging_without_psi() -> Paging {
 impl Paging {
     fn of(vmstat: &str, stat: &str) -> Self {
         let times = CpuTimes::parse(stat).unwrap_or_default();
-        let swapped_in = keyed(vmstat, "pswpin ").unwrap_or(0);
+        let swapped_in = number_after(vmstat, "pswpin ").unwrap_or(0);
         Self { memory_stall: Duration::ZERO, swapped_in, busy: times.busy, waiting: times.waiting }
     }
 }

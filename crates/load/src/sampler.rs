@@ -58,7 +58,7 @@ impl Sampler {
         Self {
             speed,
             demand: DemandMeter::new(groups.clone()),
-            stalls: StallMeter::new(groups.pressure()),
+            stalls: StallMeter::new(groups.pressure_group()),
             groups,
             smoothed_demand: MovingAverage::new(LOAD_TIME_CONSTANT),
             last_sampled: None,

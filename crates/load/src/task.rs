@@ -7,7 +7,7 @@ pub const TICKS_PER_SECOND: u64 = 100;
 /// The used fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcStat {
-    /// Its name; the kernel stores at most 15 bytes.
+    /// Its name: at most 15 bytes, or 64 for a kernel thread.
     pub command: String,
     /// State: `R`, `S`, `D`, `Z` …
     pub state: char,
@@ -129,7 +129,7 @@ impl IoCounters {
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
-        let number = |name: &str| keyed(text, name);
+        let number = |name: &str| number_after(text, name);
         Some(Self {
             read_bytes: number("rchar:")?,
             written_bytes: number("wchar:")?,
@@ -155,11 +155,11 @@ impl IoCounters {
 #[must_use]
 pub fn real_user(status: &[u8]) -> Option<u32> {
     let text = String::from_utf8_lossy(status);
-    keyed(&text, "Uid:")?.try_into().ok()
+    number_after(&text, "Uid:")?.try_into().ok()
 }
 
 /// The number after a key at the beginning of a line.
-pub(crate) fn keyed(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn number_after(text: &str, key: &str) -> Option<u64> {
     let mut words = text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace();
     words.next()?.parse().ok()
 }
@@ -185,8 +185,8 @@ mod tests {
         let io = b"rchar: 6976\nwchar: 12\nsyscr: 10\nsyscw: 2\nread_bytes: 0\nwrite_bytes: 0\n";
         let io = IoCounters::parse(io).unwrap();
         assert_eq!((io.calls(), io.bytes()), (12, 6988));
-        let timeslices = SchedStat::parse(b"56732187 2135641926 28\n").unwrap();
-        assert_eq!((timeslices.demand_ns(), timeslices.timeslices), (2_192_374_113, 28));
+        let counters = SchedStat::parse(b"56732187 2135641926 28\n").unwrap();
+        assert_eq!((counters.demand_ns(), counters.timeslices), (2_192_374_113, 28));
         assert_eq!(real_user(b"Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(1000));
     }
 

@@ -51,7 +51,8 @@ pub(crate) struct Node {
     /// The nodes that `/mfs/selected` and `/mfs/magic` stand for in each process.
     pub(crate) selected: NodeChoices,
     pub(crate) magic: NodeChoices,
-    /// Processes of this node that are being fetched home or moved off another node.
+    /// Processes whose home this node is, and which are being fetched home in the background or
+    /// moved off a node that asked for it. None is moved twice at a time.
     pub(crate) moving_off: Mutex<HashSet<i32>>,
     /// Processes whose first move is in progress, so that only one shim is started for each.
     pub(crate) first_moves: Mutex<HashSet<i32>>,
@@ -214,7 +215,7 @@ impl Node {
             )
             .hint("guests = true in its ternd.toml"));
         }
-        if self.owner.is_needed() {
+        if self.owner.needs_node() {
             let message = format!("node {} takes no guests: its own processes need it", self.me());
             return Err(Refusal::new(RefusalKind::Unavailable, message)
                 .hint("try again in a minute; owner_share in its ternd.toml is the threshold"));

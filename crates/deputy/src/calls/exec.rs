@@ -1,5 +1,5 @@
 //! The home half of execve: the deputy executes the program natively, the guest is dropped, and the
-//! new image, being nearly empty, is sent to where the old one was.
+//! new program, which is nearly empty, is sent to the guest's node.
 
 use crate::process::own_mappings::OwnMappings;
 use crate::process::state::{MigrationTask, State};
@@ -21,14 +21,14 @@ impl Shim {
         let was_away = process.is_away();
         let at_exec = matches!(process.state, State::AtExec);
         // A move in progress begins again with the new program.
-        let outgoing = match &process.state {
+        let outgoing_peer = match &process.state {
             State::Outgoing(outgoing) => Some(outgoing.peer),
             _ => None,
         };
         // A process that was coming home is at its destination already.
         let comes_home = matches!(process.state, State::Returning(_));
-        let may_have_carried = process.may_carry_objects();
-        let (onward, spare) = match process.state {
+        let may_have_carried_objects = process.may_carry_objects();
+        let (onward_peer, other_guest) = match process.state {
             State::Remigrating(next) => (Some(next), Some(next)),
             State::Switching(old) => (None, Some(old)),
             _ => (None, None),
@@ -36,7 +36,7 @@ impl Shim {
         // If a destination is being prepared for the process, the move begins from home when the
         // destination is ready.
         let is_settled = process.is_at_home() || matches!(process.state, State::Away);
-        let prepared_soon = is_settled && process.task.is_some();
+        let destination_is_pending = is_settled && process.task.is_some();
         if was_away {
             executed::record(
                 &self.start.run_dir,
@@ -45,7 +45,7 @@ impl Shim {
             );
         }
         stopped.set_options(FOLLOW_THREADS)?;
-        // All state of the old image is gone.
+        // All state of the old program is gone.
         (process.reserve, process.in_parent_memory) = (None, false);
         process.threads = [(pid, Thread::new_resident(pid)?)].into();
         process.usage.forget_threads();
@@ -62,36 +62,37 @@ impl Shim {
             // Handlers are reset by exec; ignored signals stay ignored.
             action[0] = u64::from(action[0] == tern_image::process::SIG_IGN);
         }
-        let timed = !process.timers.is_empty();
-        let peer = outgoing.or(onward).unwrap_or(process.peer);
+        let has_timers = !process.timers.is_empty();
+        let peer = outgoing_peer.or(onward_peer).unwrap_or(process.peer);
         if was_away {
             process.epoch = process.epoch.next();
             let holder = process.peer;
             self.send_to_peer(holder, pid, &Message::Drop);
         }
-        if let Some(spare) = spare {
-            self.send_to_peer(spare, pid, &Message::Drop);
+        if let Some(other_guest) = other_guest {
+            self.send_to_peer(other_guest, pid, &Message::Drop);
         }
-        let Some(stopped) = (if timed { self.restore_timers(pid, stopped)? } else { Some(stopped) }) else {
+        let Some(stopped) = (if has_timers { self.restore_timers(pid, stopped)? } else { Some(stopped) })
+        else {
             return Ok(());
         };
         if comes_home {
             let migration =
                 self.processes.get(&pid).and_then(|process| process.task.as_ref()).map(|task| task.migration);
             self.complete_task(pid);
-            self.leave_group(migration, pid, may_have_carried, "it executes another program");
+            self.leave_group(migration, pid, may_have_carried_objects, "it executes another program");
             let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
             process.set_stopped(stopped)?;
             self.detach(pid);
             return Ok(());
         }
-        if prepared_soon {
+        if destination_is_pending {
             return stopped.resume(0);
         }
-        if let Some(peer) = outgoing {
+        if let Some(peer) = outgoing_peer {
             self.send_to_peer(peer, pid, &Message::Drop);
         }
-        if !was_away && !at_exec && outgoing.is_none() {
+        if !was_away && !at_exec && outgoing_peer.is_none() {
             let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
             process.set_stopped(stopped)?;
             self.detach(pid);
@@ -107,7 +108,7 @@ impl Shim {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
         if was_away {
-            // A move that a caller waits for continues with the new image.
+            // A move that a caller waits for continues with the new program.
             let from = self.start.node;
             process.task.get_or_insert_with(|| MigrationTask::new(None, from));
             if self.peers.link(peer).is_none() {
@@ -121,11 +122,11 @@ impl Shim {
         Ok(())
     }
 
-    /// Restores, in a new program stopped at its beginning, the timers that survive an exec.
-    /// Returns none if the process is gone.
+    /// Runs a new program from its stop inside execve to the edge of user mode, and restores the
+    /// timers that survive an exec. Returns none if the process is gone.
     fn restore_timers(&mut self, pid: HomePid, stopped: Stopped) -> Result<Option<Stopped>> {
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
-        // As above: calls can be injected at the edge of user mode only.
+        // The stop is inside execve, and calls can be injected only at the edge of user mode.
         process.thread(pid)?.stop_wanted = true;
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;

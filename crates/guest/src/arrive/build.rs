@@ -1,13 +1,15 @@
-//! Building a guest from an empty process.
+//! Building a guest from a fresh process of the sandbox, a copy of the shim.
 //!
 //! ```text
-//!  offer   checked; a process with the right pid is made in the sandbox         → Accepted
-//!  threads their tids
-//!  space   its own memory is removed, the filter installed, regions mapped,
-//!          threads created                                                      → RequestFiles
-//!  pages   written, round by round
-//!  image   bounds, actions, threads                                             → Ready
-//!  go      registers; it runs                                                   → Running
+//!  message   action                                                             reply
+//!  offer     checked; a process with the right pid is made in the sandbox       → Accepted
+//!  threads   the tids to create are noted
+//!  space     missing content is requested.                                      → RequestFiles
+//!            When all content is there, the copy of the shim is emptied, the
+//!            filter is installed, regions are mapped, and threads are created.
+//!  pages     written, round by round
+//!  image     bounds of code, data and heap, signal actions, registers are set   → Ready
+//!  go        it runs                                                            → Running
 //! ```
 //! A failure before `Go` ends the process here; the source has not changed.
 
@@ -55,15 +57,15 @@ pub(crate) struct Arriving {
     frozen_since: Instant,
 }
 
-/// Checks whether a process can come here, where the wall clock shows `clock`. Returns the
+/// Checks whether a process can come here, where the wall clock shows `wall_now`. Returns the
 /// replacement for its home's vDSO, if that differs from this node's.
 ///
 /// # Errors
-/// With the reason to send home, if the process must be declined.
+/// If the process must be declined. The error is the reason, for the reply to home.
 pub(crate) fn check_offer(
     offer: &Offer,
     ours: &Machine,
-    clock: u64,
+    wall_now: u64,
 ) -> std::result::Result<Option<ForeignVdso>, String> {
     if offer.version != tern_image::VERSION {
         return Err(format!(
@@ -92,7 +94,7 @@ pub(crate) fn check_offer(
         return Err("CPUID here reports other features than home's".into());
     }
     let foreign_vdso = ForeignVdso::check(&theirs.vdso, &ours.vdso)?;
-    wall::check_offer(offer.wall, clock).map_err(|behind| behind.to_string())?;
+    wall::check_offer(offer.wall, wall_now).map_err(|behind| behind.to_string())?;
     if offer.own_pid <= 1 {
         return Err(Unmovable::Init.to_string());
     }
@@ -207,8 +209,9 @@ impl Arriving {
         let mut space =
             GuestSpace { injection, listener: &listener, cache, files: &layout.files, batch_area };
         apply(&mut space, layout, (reserve, self.foreign_vdso.as_ref()), &mut self.mapped_files)?;
-        // Shared memory that the program unmapped on an earlier node still goes home with the
-        // process. Shared memory that it unmapped at home during the transfer does not.
+        // Keep only the shared memory that this layout lists. It lists shared memory that the
+        // program unmapped on an earlier node, since that must still go home. It does not list
+        // shared memory that the program unmapped at home during the transfer.
         let live: HashSet<_> =
             layout.files.iter().filter(|f| f.is_object).map(|f| (f.device, f.inode)).collect();
         self.mapped_files.retain(|_, file| !file.is_object || live.contains(&(file.device, file.inode)));
@@ -256,7 +259,7 @@ impl Arriving {
     /// Receives pages.
     ///
     /// # Errors
-    /// If they lie outside its memory.
+    /// If they lie outside its memory or in the reserved range, or come before the address space.
     pub(crate) fn receive_pages(&mut self, runs: &[Run], bytes: &[u8], memory: &Memory) -> Result<()> {
         let reserve = self.offer.reserve;
         // Before the space is built this process is still a copy of the shim.
@@ -269,7 +272,8 @@ impl Arriving {
         target::write_pages(memory, runs, bytes)
     }
 
-    /// Receives a piece of the content of shared memory, which is created empty.
+    /// Receives a piece of the content of a shared memory object. `build_space` has created the
+    /// object, empty.
     ///
     /// # Errors
     /// If its address space maps no such memory.
@@ -292,7 +296,7 @@ impl Arriving {
     /// Discards pages.
     ///
     /// # Errors
-    /// If they lie outside its memory.
+    /// If they lie outside its memory or in the reserved range, or come before the address space.
     pub(crate) fn discard_pages(&mut self, runs: &[Run], cache: &ContentCache) -> Result<()> {
         let reserve = self.offer.reserve;
         if runs.iter().any(|&(start, len)| reserve.overlaps(start, start.saturating_add(len))) {
@@ -329,8 +333,9 @@ impl Arriving {
             Some((first, others)) if first.tid == offer.pid => (Some(first), others),
             _ => (None, image.threads.as_slice()),
         };
-        let other = |thread: &ThreadImage| thread.tid == offer.pid || thread.own_tid == offer.own_pid;
-        if first.is_some_and(|first| first.own_tid != offer.own_pid) || others.iter().any(other) {
+        let claims_first_id =
+            |thread: &ThreadImage| thread.tid == offer.pid || thread.own_tid == offer.own_pid;
+        if first.is_some_and(|first| first.own_tid != offer.own_pid) || others.iter().any(claims_first_id) {
             return Err(self.inconsistent("another process than was offered").into());
         }
         if sync.threads.len() != image.threads.len() {
@@ -352,7 +357,7 @@ impl Arriving {
         image.restore(&mut space, memory, reserve, Some(&title))?;
         let target = CloneTarget { reserve, memory, listener, sandbox };
         // The tids were checked with the image.
-        let _sound = self.threads.set_wanted(others.iter().map(|thread| thread.own_tid), offer.own_pid);
+        let _valid = self.threads.set_wanted(others.iter().map(|thread| thread.own_tid), offer.own_pid);
         let mut injection = self.threads.create_missing(target, injection)?;
         if let Some(first) = first {
             let only = std::slice::from_mut(&mut injection);
@@ -380,11 +385,12 @@ impl Arriving {
     /// Receives a signal for a thread, with its sequence number
     /// ([`tern_migrate::message::ThreadSync::signals`]). The thread gets it before it resumes. The signal
     /// was sent before the process was captured, and the sender may rely on its delivery.
-    pub(crate) fn receive_signal(&mut self, tid: HomePid, count: u64, info: &[u8]) {
+    pub(crate) fn receive_signal(&mut self, tid: HomePid, sequence: u64, info: &[u8]) {
         let Some((image, sync)) = &mut self.image else { return };
         let at = image.threads.iter().position(|thread| thread.tid == tid);
-        if let Some(sync) = at.and_then(|at| sync.threads.get_mut(at)).filter(|sync| count > sync.signals) {
-            sync.signals = count;
+        if let Some(sync) = at.and_then(|at| sync.threads.get_mut(at)).filter(|sync| sequence > sync.signals)
+        {
+            sync.signals = sequence;
             sync.pending_signals.push(info.to_vec());
         }
     }
@@ -432,7 +438,7 @@ pub(crate) struct ReadyGuest {
     pub(crate) sync: ProcessSync,
     /// The notification fd of its filter.
     pub(crate) listener: Rc<Listener>,
-    /// Its file mappings, as this node shows them.
+    /// The files that it maps, by the device and inode that this node shows for them.
     pub(crate) mapped_files: MappedFiles,
     /// The replacement for its home's vDSO, if that differs from this node's.
     pub(crate) foreign_vdso: Option<ForeignVdso>,
@@ -482,12 +488,12 @@ mod tests {
 
     #[test]
     fn unsuitable_offers_are_declined_with_a_reason() {
-        let clock = 1_000_000_000;
-        assert!(check_offer(&offer(), &machine(), clock).unwrap().is_none());
+        let wall_now = 1_000_000_000;
+        assert!(check_offer(&offer(), &machine(), wall_now).unwrap().is_none());
         let why = |change: fn(&mut Offer)| {
             let mut offer = offer();
             change(&mut offer);
-            check_offer(&offer, &machine(), clock).unwrap_err()
+            check_offer(&offer, &machine(), wall_now).unwrap_err()
         };
         assert!(why(|o| o.version += 1).starts_with("image version"));
         assert_eq!(why(|o| o.machine.cpu_flags.push("zfp".into())), "the processor here lacks zfp");

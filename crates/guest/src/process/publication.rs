@@ -1,5 +1,5 @@
 //! Publishing a process's files and CPU time to its fast path ([`crate::fastpath`]), and reclaiming
-//! them.
+//! the files.
 
 use crate::process::Guest;
 use crate::process::shared::Process;
@@ -32,8 +32,8 @@ impl Process {
         }
     }
 
-    /// Publishes again, right before the reply to a call that home has made, when all notices that
-    /// came with its result have been handled.
+    /// Publishes again the files that were reclaimed. Called right before the reply to a call, when
+    /// the file notices that came with home's result have been handled.
     ///
     /// # Errors
     /// If it is gone.
@@ -51,8 +51,8 @@ impl Process {
             return Ok(());
         }
         self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
-        match self.usage.excess_over_counted() {
-            Some(excess) => self.fastpath.publish_cpu_time(excess, &self.memory, self.reserve),
+        match self.usage.cpu_time_not_counted_here() {
+            Some(offset) => self.fastpath.publish_cpu_time(offset, &self.memory, self.reserve),
             None => Ok(()),
         }
     }
@@ -131,13 +131,13 @@ impl Guest {
     /// If it is gone.
     pub(crate) fn reclaim(&mut self) -> Result<bool> {
         let Self { process, threads } = self;
-        let all = process.files.is_returning_delegations();
-        if !(process.fastpath.may_be_in_use() || all && process.fastpath.is_patched()) {
+        let returns_all = process.files.is_returning_delegations();
+        if !(process.fastpath.may_be_in_use() || returns_all && process.fastpath.is_patched()) {
             return Ok(true);
         }
         let Some(thread) = threads.values().next() else { return Ok(true) };
-        let traps = thread.pending.is_some() || process.queued_traps.has_trap_of(thread.host_tid);
-        if traps || thread.stopped.is_some() {
+        let is_in_trap = thread.pending.is_some() || process.queued_traps.has_trap_of(thread.host_tid);
+        if is_in_trap || thread.stopped.is_some() {
             process.reclaim()?;
             return Ok(true);
         }
@@ -145,15 +145,16 @@ impl Guest {
         Ok(false)
     }
 
-    /// Reclaims what is due.
+    /// Reclaims the files that are due, or begins to. If there are none, ends other publications
+    /// after their term.
     ///
     /// # Errors
     /// If it is gone.
     pub(crate) fn reclaim_due(&mut self) -> Result<()> {
-        let (written, read) = self.process.fastpath.due_actions();
-        if written {
+        let (must_reclaim, must_unpublish) = self.process.fastpath.due_actions();
+        if must_reclaim {
             self.reclaim()?;
-        } else if read {
+        } else if must_unpublish {
             let Process { fastpath, memory, reserve, .. } = &mut self.process;
             fastpath.unpublish(memory, *reserve)?;
         }

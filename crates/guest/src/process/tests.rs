@@ -106,7 +106,7 @@ impl TestGuest {
         let target = CloneTarget { reserve, memory: &memory, listener: &listener, sandbox: &sandbox };
         let begun = Instant::now();
         let mut threads = Threads::default();
-        let _sound = threads.set_wanted(numbers[1..].iter().copied(), numbers[0]);
+        let _valid = threads.set_wanted(numbers[1..].iter().copied(), numbers[0]);
         let injection = threads.create_missing(target, injection)?;
         let others = threads.restore(target, &images[1..])?;
         let creation_time = begun.elapsed();

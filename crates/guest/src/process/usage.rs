@@ -73,9 +73,9 @@ impl Usage {
 
     /// The nanoseconds of CPU time that this node's kernel has not counted, and until when the value
     /// is valid. None if home's part is not cached.
-    pub(super) fn excess_over_counted(&mut self) -> Option<(i64, Instant)> {
+    pub(super) fn cpu_time_not_counted_here(&mut self) -> Option<(i64, Instant)> {
         let (home, until) = self.home_time.nanoseconds()?;
-        Some((self.meter.excess_over_counted().saturating_add_unsigned(home), until))
+        Some((self.meter.cpu_time_not_counted_here().saturating_add_unsigned(home), until))
     }
 
     /// Stores home's result for a call that was sent at `sent_at`, if it is about CPU time.

@@ -82,7 +82,7 @@ impl CpuMeter {
     /// The time used by the process while away, minus what this node's kernel has counted, in
     /// nanoseconds. It may be negative.
     #[must_use]
-    pub(crate) fn excess_over_counted(&self) -> i64 {
+    pub(crate) fn cpu_time_not_counted_here(&self) -> i64 {
         let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX);
         signed(self.earlier.total()) - signed(self.baseline.total)
     }

@@ -120,7 +120,7 @@ pub(crate) fn check_can_take_command(node: &Node) -> Result<(), Refusal> {
     let whole = view::local_node(node);
     let full = node.config.guest_memory_bytes().is_some_and(|limit| usage.guests_memory >= limit);
     let kept_free = tern_balancer::memory_to_keep_free(&whole, &Policy::default()) as u64;
-    let (why, key) = if node.owner.is_needed() {
+    let (why, key) = if node.owner.needs_node() {
         ("its own processes need it", "owner_share in its ternd.toml is the threshold")
     } else if full {
         ("the memory limit of guests is reached", "guest_memory in its ternd.toml is the limit")

@@ -24,7 +24,7 @@ pub(super) struct OwnerUsage {
 
 impl OwnerState {
     /// Whether own processes need the node, or needed it a moment ago.
-    pub(crate) fn is_needed(&self) -> bool {
+    pub(crate) fn needs_node(&self) -> bool {
         boot_ms() < lock(&self.usage).no_guests_until_ms
     }
 

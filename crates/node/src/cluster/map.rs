@@ -93,7 +93,7 @@ impl Map {
                     aliases.push((line, NodeId(parse_number(id).map_err(wrong)?), host.to_owned()));
                 }
                 [id, host, span] => {
-                    let range = Range::read(line, id, host, span).map_err(wrong)?;
+                    let range = Range::parse(line, id, host, span).map_err(wrong)?;
                     map.add(range).map_err(wrong)?;
                 }
                 _ => return Err(wrong("expected three words: ID HOST COUNT".into())),
@@ -187,7 +187,8 @@ impl Map {
     /// The map with one more node, and the next version.
     ///
     /// # Errors
-    /// If the node or its host is in the map already, or the map is full.
+    /// If the new text is not a valid map: the node, its host or its alias is in the map already,
+    /// the address is invalid, or the map is full.
     pub(crate) fn with_node(
         &self,
         node: NodeId,
@@ -226,13 +227,14 @@ impl Map {
         if let Some((node, _)) = self.aliases.iter().find(|(_, alias)| alias == word) {
             return Some(*node);
         }
-        let (host, port) = Host::read(word).ok()?;
+        let (host, port) = Host::parse(word).ok()?;
         self.ranges.iter().filter(|range| port.is_none_or(|port| port == range.port)).find_map(|range| {
-            range.host.distance(&host, range.span).map(|offset| NodeId(range.first + offset))
+            range.host.offset_of(&host, range.span).map(|offset| NodeId(range.first + offset))
         })
     }
 
-    /// The host of the node, as in the map.
+    /// The host of the node: its name or address. For a later node of a span that begins with a
+    /// name it is `NAME+OFFSET`, which is only for display.
     pub(crate) fn host(&self, node: NodeId) -> Option<String> {
         let range = self.range(node)?;
         let offset = node.0 - range.first;
@@ -277,7 +279,7 @@ impl Map {
 }
 
 impl Range {
-    fn read(line: usize, id: &str, host: &str, span: &str) -> Result<Self, String> {
+    fn parse(line: usize, id: &str, host: &str, span: &str) -> Result<Self, String> {
         let first = parse_number(id)?;
         let span: u16 = span
             .parse()
@@ -287,7 +289,7 @@ impl Range {
         if first.checked_add(span - 1).is_none() {
             return Err(format!("{span} nodes from {first} on go beyond node 65535"));
         }
-        let (host, port) = Host::read(host)?;
+        let (host, port) = Host::parse(host)?;
         if let Host::Ip(ip) = host
             && add_offset(ip, span - 1).is_none()
         {
@@ -306,10 +308,10 @@ impl Range {
         }
         match (&self.host, &other.host) {
             (Host::Name(a), Host::Name(b)) if a == b => Some(a.clone()),
-            (Host::Ip(a), Host::Ip(b)) if other.host.distance(&self.host, other.span).is_some() => {
+            (Host::Ip(a), Host::Ip(b)) if other.host.offset_of(&self.host, other.span).is_some() => {
                 Some(a.max(b).to_string())
             }
-            (Host::Ip(_), Host::Ip(b)) if self.host.distance(&other.host, self.span).is_some() => {
+            (Host::Ip(_), Host::Ip(b)) if self.host.offset_of(&other.host, self.span).is_some() => {
                 Some(b.to_string())
             }
             _ => None,
@@ -320,7 +322,7 @@ impl Range {
 impl Host {
     /// Parses a host name or address with an optional port; an IPv6 address with a port needs
     /// brackets.
-    fn read(word: &str) -> Result<(Self, Option<u16>), String> {
+    fn parse(word: &str) -> Result<(Self, Option<u16>), String> {
         if let Ok(ip) = word.parse() {
             return Ok((Self::Ip(ip), None));
         }
@@ -340,24 +342,29 @@ impl Host {
         }
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         // Digits and dots that are not an address are a mistake, not a name.
-        let number = host.chars().all(|c| c.is_ascii_digit() || c == '.');
-        if host.is_empty() || host.len() > 253 || !host.chars().all(fits) || number || host.starts_with('-') {
+        let is_numeric = host.chars().all(|c| c.is_ascii_digit() || c == '.');
+        if host.is_empty()
+            || host.len() > 253
+            || !host.chars().all(fits)
+            || is_numeric
+            || host.starts_with('-')
+        {
             return Err(format!("'{word}' is not a host name or address"));
         }
         Ok((Self::Name(host.to_ascii_lowercase()), port))
     }
 
     /// The offset of `host` from this one, if it is within the span.
-    fn distance(&self, host: &Self, span: u16) -> Option<u16> {
+    fn offset_of(&self, host: &Self, span: u16) -> Option<u16> {
         match (self, host) {
             (Self::Name(a), Self::Name(b)) => (a == b).then_some(0),
             (Self::Ip(IpAddr::V4(a)), Self::Ip(IpAddr::V4(b))) => {
-                let distance = b.to_bits().checked_sub(a.to_bits())?;
-                u16::try_from(distance).ok().filter(|distance| *distance < span)
+                let offset = b.to_bits().checked_sub(a.to_bits())?;
+                u16::try_from(offset).ok().filter(|offset| *offset < span)
             }
             (Self::Ip(IpAddr::V6(a)), Self::Ip(IpAddr::V6(b))) => {
-                let distance = b.to_bits().checked_sub(a.to_bits())?;
-                u16::try_from(distance).ok().filter(|distance| *distance < span)
+                let offset = b.to_bits().checked_sub(a.to_bits())?;
+                u16::try_from(offset).ok().filter(|offset| *offset < span)
             }
             _ => None,
         }

@@ -1,11 +1,11 @@
-//! Running a thread out of the vDSO.
+//! Running a thread out of the vDSO. `guest/src/vdso.rs` explains why a thread must leave it.
 //!
 //! A thread leaves a clock function after some 60 single steps. The function reads the clock's
 //! pages, and begins again if the kernel has updated them meanwhile, which happens at each tick. On
 //! a busy machine each step waits for a CPU, so that the thread may never get out by single steps.
-//! Therefore after [`MAX_STEPS`] the thread runs to a breakpoint at the function's return address.
-//! The first breakpoint on a machine takes 5 to 20 ms to set (perf waits for a grace period of
-//! RCU), as long as 200 steps.
+//! Therefore after [`MAX_STEPS`] the thread runs to breakpoints at the function's return address
+//! and at its `syscall` instructions. The first breakpoint on a machine takes 5 to 20 ms to set
+//! (perf waits for a grace period of RCU), as long as 200 steps.
 
 use crate::memory::Memory;
 use crate::registers::Registers;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Maximum number of steps before a breakpoint is set.
 const MAX_STEPS: u32 = 100;
 
-/// Maximum number of stops on the way out, if no breakpoint can be set.
+/// Maximum number of stops on the way out.
 const MAX_STOPS: u32 = 20_000;
 
 /// How long a thread may take to its breakpoint. It executes some hundred instructions, but may wait
@@ -37,8 +37,8 @@ pub fn is_inside(vdso: &Range<u64>, registers: &Registers) -> bool {
     vdso.contains(&registers.rip) && registers.call().is_none()
 }
 
-/// Whether the next instruction of a thread with these registers is `syscall`. In front of it a
-/// function of the vDSO no longer reads the clock pages.
+/// Whether the next instruction of a thread with these registers is `syscall`. A function of the
+/// vDSO that has reached its `syscall` does not read the clock pages any more.
 #[must_use]
 pub fn is_at_syscall(memory: &Memory, registers: &Registers) -> bool {
     let mut next = [0; SYSCALL.len()];
@@ -65,8 +65,9 @@ fn own_code() -> &'static [u8] {
 /// are blocked meanwhile. A signal that was about to be delivered to the thread is dropped, and the
 /// caller must raise it again.
 ///
-/// Without debug registers, or if the vDSO does not describe its stack frames, the thread is
-/// single-stepped. It may then still be inside after 20,000 steps.
+/// The thread is single-stepped if no breakpoint is reached within a second, or none can be set:
+/// without debug registers, without a description of the stack frame, or with more exits than debug
+/// registers. It may then still be inside after 20,000 steps.
 ///
 /// # Errors
 /// If it is gone.
@@ -112,18 +113,18 @@ fn run_out_after(
 /// Resumes a thread, for one instruction unless it has breakpoints, until it stops with SIGTRAP. A
 /// thread that does not reach its breakpoint in time is interrupted.
 fn run_to_trap(mut stopped: Stopped, has_breakpoints: bool) -> Result<Stopped> {
-    let (host, until) = (stopped.pid(), Instant::now() + BREAKPOINT_TIMEOUT);
+    let (tid, until) = (stopped.pid(), Instant::now() + BREAKPOINT_TIMEOUT);
     loop {
         if !has_breakpoints {
             stopped.step(0)?;
-            stopped = stop::wait_stop(host)?;
+            stopped = stop::wait_stop(tid)?;
         } else {
             stopped.resume(0)?;
-            let reached = stop::wait_stop_until(host, until)?;
+            let reached = stop::wait_stop_until(tid, until)?;
             if reached.is_none() {
-                stop::interrupt(host)?;
+                stop::interrupt(tid)?;
             }
-            stopped = reached.map_or_else(|| stop::wait_stop(host), Ok)?;
+            stopped = reached.map_or_else(|| stop::wait_stop(tid), Ok)?;
         }
         if stopped.stop == Stop::Signal(libc::SIGTRAP) || Instant::now() > until {
             return Ok(stopped);
