@@ -341,7 +341,7 @@ impl Drop for Cluster {
 
 /// How long a loop was blocked, from a line of [`REPORTS`].
 fn time_blocked(line: &str) -> Option<Duration> {
-    let ms = line.rsplit_once(", blocked ")?.1.strip_suffix(" ms")?;
+    let (ms, _place) = line.rsplit_once(", blocked ")?.1.split_once(" ms")?;
     ms.parse().ok().map(Duration::from_millis)
 }
 
