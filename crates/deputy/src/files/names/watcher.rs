@@ -100,16 +100,30 @@ impl Watcher {
     /// # Errors
     /// If the user has too many threads or inotify instances.
     pub(crate) fn open(waker: Waker, uid: u32) -> io::Result<Self> {
-        let begin = || crate::inotify::new_instance(uid);
-        // inotify instances are limited per user: leave spares.
-        drop((0..SPARE_INOTIFY_INSTANCES).map(|_| begin()).collect::<Result<Vec<_>, _>>()?);
-        let events = Arc::new(begin()?);
+        // inotify instances are limited per user: leave spares. Closing one may take seconds, since
+        // the kernel first waits for RCU, and then frees the marks of all instances closed by any
+        // program (fsnotify_destroy_group). So a thread closes them.
+        let mut spares = Vec::with_capacity(SPARE_INOTIFY_INSTANCES);
+        let made = loop {
+            match crate::inotify::new_instance(uid) {
+                Ok(spare) if spares.len() < SPARE_INOTIFY_INSTANCES => spares.push(spare),
+                made => break made,
+            }
+        };
+        let events = match made {
+            Ok(events) => Arc::new(events),
+            Err(error) => {
+                threads::spawn("names", 64 << 10, move || drop(spares))?;
+                return Err(error);
+            }
+        };
         let mounts = open("/proc/self/mounts", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let (request, commands) = channel();
         let (replies, scanned) = channel();
         let mut scanner =
             DirectoryScanner { events: Arc::clone(&events), uses: HashMap::new(), release: request.clone() };
         let work = move || {
+            drop(spares);
             while let Ok(command) = commands.recv() {
                 match command {
                     WatchCmd::Release(watches) => scanner.release(&watches),
