@@ -3,6 +3,7 @@
 use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
+use crate::files::timed_worker::TimedWorker;
 use crate::links::peers::Peers;
 use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
@@ -34,6 +35,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     let turn_watch = TurnWatch::new("home shim", &start.run_dir, tern_tracee::stop::time_slept);
     let mut shim = Shim {
         shared_filesystems: SharedFilesystems::new(start.shared.clone()),
+        comparisons: TimedWorker::default(),
         shared_memory: SharedMemory::new(waker.clone()),
         start,
         key: Arc::new(key),

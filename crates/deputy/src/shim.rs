@@ -3,6 +3,7 @@
 
 use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
+use crate::files::timed_worker::TimedWorker;
 use crate::links::peer::Peer;
 use crate::links::peers::{PeerId, Peers};
 use crate::process::Process;
@@ -96,6 +97,9 @@ pub(crate) struct Shim {
     pub(crate) shared_memory: SharedMemory,
     /// The file systems that this node declares as shared.
     pub(crate) shared_filesystems: crate::files::shared_fs::SharedFilesystems,
+    /// Compares processes with others of the machine (kcmp(2)). For each of the two processes that
+    /// waits until an execve has ended, which closes files and may wait for a file server.
+    pub(crate) comparisons: TimedWorker,
     /// Watches the directories whose names are cached at guests.
     pub(crate) names: NameTracker,
     /// The last migration whose group is known to be complete and stopped. For `migrate::group` only.

@@ -118,7 +118,8 @@ fn tracking() -> Option<PageFinder> {
 /// The mapping that contains this address.
 fn mapping_of(address: u64) -> (u64, u64) {
     let found = tern_tracee::procfs::mapping_at(std::process::id() as i32, address);
-    found.unwrap().map(|m| (m.start, m.end)).expect("it is mapped")
+    let found = found.expect("this process lives").expect("it is mapped");
+    (found.start, found.end)
 }
 
 #[test]

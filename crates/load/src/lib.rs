@@ -30,6 +30,7 @@ pub mod moving_average;
 pub mod pressure;
 mod procdir;
 pub mod processes;
+mod reader;
 pub mod sampler;
 pub mod speed;
 pub mod task;

@@ -6,6 +6,7 @@
 //! group, its parent), so it is still read again from time to time.
 
 use crate::procdir::ProcDir;
+use crate::reader::{ProcessFiles, ProcessReader};
 use crate::task::{IoCounters, ProcStat, SchedStat, TICKS_PER_SECOND, real_user};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ pub struct ProcessSample {
     pub used: Duration,
     /// Bytes resident in memory.
     pub resident: u64,
-    /// Its reads and writes so far; `None` if access is denied.
+    /// Its reads and writes so far; `None` if access is denied, or they are not scanned.
     pub io: Option<IoCounters>,
     /// Rates since the last scan, if that scan included the process. Rates since its start, if the
     /// process started after the last scan and that scan covered all processes. Otherwise `None`.
@@ -74,6 +75,7 @@ pub enum ScanScope<'a> {
 #[derive(Debug)]
 pub struct ProcessScanner {
     proc: ProcDir,
+    reader: ProcessReader,
     last_reads: HashMap<i32, LastRead>,
     /// Inodes of kernel threads, by PID.
     kernel_threads: HashMap<i32, u64>,
@@ -100,6 +102,7 @@ impl ProcessScanner {
     pub fn new() -> Self {
         Self {
             proc: ProcDir::open(),
+            reader: ProcessReader::new(true),
             last_reads: HashMap::new(),
             kernel_threads: HashMap::new(),
             scans: 0,
@@ -108,8 +111,15 @@ impl ProcessScanner {
         }
     }
 
+    /// As [`new`](Self::new), without the processes' reads and writes.
+    #[must_use]
+    pub fn without_io() -> Self {
+        Self { reader: ProcessReader::new(false), ..Self::new() }
+    }
+
     /// Scans processes, in the given order, with their rates since the last scan. Processes that
-    /// were in the last scan and are not in this one are dropped.
+    /// were in the last scan and are not in this one are dropped. A process that has executed a
+    /// program for over 100 ms is left out.
     pub fn scan(&mut self, which: ScanScope<'_>) -> Vec<ProcessSample> {
         self.scans = self.scans.wrapping_add(1);
         let listed: Vec<(i32, u64)> = match which {
@@ -162,23 +172,12 @@ impl ProcessScanner {
     }
 
     fn read(&mut self, pid: i32, inode: u64, now: Instant, before: Option<&LastRead>) -> Option<LastRead> {
-        // Read before `stat`, so that a change between the two reads is detected in the next scan.
-        let first = self.proc.schedstat(pid).unwrap_or_default();
-        let (stat, owner) = self.proc.stat(pid)?;
+        let ProcessFiles { stat, owner, schedstat, io } = self.reader.read(pid)?;
         if stat.is_kernel_thread {
             self.kernel_threads.insert(pid, inode);
             return None;
         }
-        let schedstat = match stat.threads {
-            0 | 1 => first,
-            _ => self
-                .proc
-                .thread_schedstats(pid)
-                .iter()
-                .fold(SchedStat::default(), |sum, (_, one)| sum.plus(one)),
-        };
         let before = before.filter(|before| before.process.start == stat.start);
-        let io = self.proc.read(&format!("{pid}/io")).and_then(|text| IoCounters::parse(&text.bytes));
         let user = self.user(pid, owner, &stat, before);
         let mut process = ProcessSample {
             pid,

@@ -93,6 +93,8 @@ pub enum Waiting {
     All,
     /// open, once the file has been read.
     OpensOnceRead,
+    /// close.
+    Closes,
 }
 
 /// The file system, until it is dropped.
@@ -112,6 +114,7 @@ impl StallingFiles {
             Waiting::Syncs => &["on-request", "20"],
             Waiting::All => &["on-request", "3", "14", "15", "16", "20"],
             Waiting::OpensOnceRead => &["after-read", "14"],
+            Waiting::Closes => &["on-request", "25"],
         };
         let mut server = cluster.command(node, "python3");
         server.args(["-c", SERVER, MOUNT, STALL, WAITED]).args(operations);

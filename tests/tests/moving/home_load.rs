@@ -42,6 +42,32 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
+/// A process of another user executes a program, which closes a file, and the file system does not
+/// answer. Meanwhile nobody can compare that process's descriptors with others, or read its memory:
+/// kcmp(2), and on some kernels reading `/proc/PID/stat`, waits for the end of the execve. No call of
+/// a program away waits, and `mps` does not either.
+#[test]
+fn execve_of_another_user_delays_no_call() -> Result<()> {
+    const STRANGER: &str =
+        "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
+    let cluster = Cluster::without_quotas("stranger-executes", 2)?;
+    let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
+    files.stall(&cluster)?;
+    let mut stranger = cluster.command(1, "python3");
+    let mut stranger = stranger.args(["-c", STRANGER, stalling_files::FILE]).spawn()?;
+    let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
+    wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
+    cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
+    let siblings = Siblings::start(&cluster, "-2", "0.3", &["transfers", "/tmp/block"])?;
+    let listed = cluster.run(1, &["timeout", "10", "mps", "--all"]);
+    std::thread::sleep(Duration::from_secs(5));
+    let end = siblings.finish(&cluster, RUN_TIMEOUT);
+    files.release(&cluster)?;
+    stranger.wait()?;
+    listed?;
+    end
+}
+
 /// At each call of a program, home checks whether the files that the program reads have changed. If
 /// such a file is on a node that does not answer, no other program waits for the answer.
 #[test]

@@ -7,13 +7,14 @@
 
 use crate::config::Config;
 use crate::process::procfs;
-use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::process::{Gid, Pid, PidfdFlags, Uid, getegid, geteuid, pidfd_open};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use tern_control::{Refusal, RefusalKind};
 
 /// The sender of a request, from the credentials of its socket.
@@ -64,10 +65,18 @@ const DENIED: u8 = 1;
 const GONE: u8 = 2;
 const FAILED: u8 = 3;
 
+/// How long the child may take. While a process executes a program, which closes files, the kernel
+/// lets nobody open its `environ`; and the user can stop the child.
+const ACCESS_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
 /// Whether a process is this daemon, or runs the program of the shims, of the file server, of the
 /// administration tree or of the executor.
 pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
-    let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    // Asks no file server.
+    let file = |path: &Path| {
+        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+        Some((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+    };
     let program = file(Path::new(&format!("/proc/{pid}/exe")));
     let ours = [&config.shim, &config.mfs, &config.admin, &config.exec];
     pid.cast_unsigned() == std::process::id()
@@ -93,12 +102,17 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
         return Err(denied("cannot be moved by you: this node's ternd runs for another user"));
     }
     let [pid_word, uid, gid] = [pid.to_string(), caller.uid.to_string(), caller.gid.to_string()];
-    let status = Command::new(&config.ternd)
+    let child = Command::new(&config.ternd)
         .args(["--check-access", &pid_word, &uid, &gid])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .status();
-    let code = status.as_ref().ok().and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok());
+        .spawn();
+    let status = child.and_then(wait_or_kill);
+    if matches!(status, Ok(None)) {
+        let what = format!("busy: process {pid} is executing a program; try again");
+        return Err(Refusal::new(RefusalKind::CannotMove, what));
+    }
+    let code = status.as_ref().ok().copied().flatten();
     match code {
         Some(ALLOWED) => Ok(()),
         Some(DENIED) => Err(denied("is not yours to move")),
@@ -108,6 +122,20 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
             Err(Refusal::new(RefusalKind::Internal, "the check of your rights failed; ternd's log says why"))
         }
     }
+}
+
+/// Waits for the child's exit code. None if it has taken longer than [`ACCESS_TIMEOUT`]; it is then
+/// killed.
+fn wait_or_kill(mut child: Child) -> io::Result<Option<u8>> {
+    let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+        .and_then(|pidfd| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&ACCESS_TIMEOUT)));
+    if ended != Ok(1) {
+        child.kill()?;
+        child.wait()?;
+        return Ok(None);
+    }
+    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+    Ok(Some(code.unwrap_or(FAILED)))
 }
 
 /// Runs in the child: takes the identity of the user for good, and tries to open the `environ` of

@@ -194,7 +194,7 @@ impl Registry {
 
     /// All living processes that were started with mosrun or nomig, and their descendants.
     pub(crate) fn living(&self) -> Vec<RegisteredProcess> {
-        let started = self.find(&ProcessScanner::default().scan(ScanScope::All));
+        let started = self.find(&ProcessScanner::without_io().scan(ScanScope::All));
         // Only adds: `descendants`, called by the balancer, replaces the whole set and so drops
         // ended ones.
         lock(&self.inherited_registrations).extend(keyed(&started));

@@ -7,6 +7,7 @@ use super::{
 use crate::calls::current::CurrentCall;
 use crate::files::attributes::file_attributes;
 use crate::files::shared_fs::SharedFilesystems;
+use crate::files::timed_worker::TimedWorker;
 use crate::process::Process;
 use crate::shim::Shim;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, makedev, open, statx};
@@ -25,7 +26,7 @@ impl Shim {
     pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
         // Shared memory is not delegated: a process that returns overwrites it at home with its own
         // content, and delayed writes would be lost.
-        let Self { processes, shared_filesystems, shared_memory, .. } = self;
+        let Self { processes, shared_filesystems, shared_memory, comparisons, .. } = self;
         let is_shared = |file: (u64, u64)| shared_memory.object_at(file).is_some();
         let Some(process) = processes.get_mut(&pid) else { return };
         process.delegations.set_epoch(process.epoch);
@@ -33,7 +34,8 @@ impl Shim {
         if let Some(error) = process.delegations.take_write_error(nr, &args, result.outcome.ret) {
             result.outcome.ret = error;
         }
-        result.notices = process.file_notices(current, &result.outcome, is_shared, shared_filesystems);
+        result.notices =
+            process.file_notices(current, &result.outcome, is_shared, shared_filesystems, comparisons);
     }
 }
 
@@ -44,6 +46,7 @@ impl Process {
         outcome: &Outcome,
         is_shared: impl Fn((u64, u64)) -> bool,
         shared_filesystems: &mut SharedFilesystems,
+        comparisons: &mut TimedWorker,
     ) -> Vec<(i32, FileNotice)> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         self.delegations.forget_descriptors(nr, &args);
@@ -51,8 +54,8 @@ impl Process {
         let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
         let mut notices = self.delegations.revalidate(read, began_at);
         if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
-            && self.has_exclusive_files()
-            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd))
+            && self.has_exclusive_files(comparisons)
+            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd, comparisons))
             && let Some(Delegable { file, location, attributes }) =
                 self.try_delegate(fd, is_new, shared_filesystems)
             && !is_shared(file.id)
@@ -71,17 +74,19 @@ impl Process {
 
     /// Whether the process's files are accessed only by its own calls, one at a time. A process
     /// that shares memory may learn through that memory, without any call, that a file has changed.
-    fn has_exclusive_files(&mut self) -> bool {
+    fn has_exclusive_files(&mut self, comparisons: &mut TimedWorker) -> bool {
         if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
             return false;
         }
         // Sharing of descriptors that began before this epoch is detected here; the guest detects
         // sharing that begins later.
-        let pid = self.memory.pid();
-        *self
-            .delegations
-            .has_own_descriptors
-            .get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
+        let (pid, known) = (self.memory.pid(), &mut self.delegations.has_own_descriptors);
+        if known.is_none() {
+            let shares = comparisons.run(move || tern_image::process::shares_descriptors(pid));
+            *known = shares.map(|shares| !shares);
+        }
+        // If the comparison has not ended, it is made again for the next file.
+        *known == Some(true)
     }
 
     /// Describes an open file for its delegation, with its location if it is in MFS; none if it
