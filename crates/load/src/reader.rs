@@ -1,9 +1,9 @@
 //! Reads the files of processes in `/proc` in a thread of its own.
 //!
-//! While a process executes a program the kernel lets nobody read many of these files (`io`, and on
-//! some kernels `stat`): the reader waits in uninterruptible sleep (`exec_update_lock`). An execve
-//! closes files, and each close may wait for a file server, also for ever. So any user could
-//! otherwise stop a node's scan of its processes.
+//! While a process executes a program, a read of some of these files (`io`, and on some kernels
+//! `stat`) waits in uninterruptible sleep (`exec_update_lock`). An execve closes files, and each
+//! close may wait for a file server, also for ever. So any user could otherwise stop a node's scan
+//! of its processes.
 
 use crate::procdir::ProcDir;
 use crate::task::{IoCounters, ProcStat, SchedStat};

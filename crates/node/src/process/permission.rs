@@ -65,8 +65,8 @@ const DENIED: u8 = 1;
 const GONE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// How long the child may take. While a process executes a program, which closes files, the kernel
-/// lets nobody open its `environ`; and the user can stop the child.
+/// How long the child may take. It waits while the process executes a program, which may wait for a
+/// file server; and the user can stop the child.
 const ACCESS_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Whether a process is this daemon, or runs the program of the shims, of the file server, of the
