@@ -43,9 +43,8 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
 }
 
 /// A process of another user executes a program, which closes a file, and the file system does not
-/// answer. Meanwhile nobody can compare that process's descriptors with others, or read its memory:
-/// kcmp(2), and on some kernels reading `/proc/PID/stat`, waits for the end of the execve. No call of
-/// a program away waits, and `mps` does not either.
+/// answer. Meanwhile a comparison of that process's descriptors (kcmp(2)) waits, and on some kernels a
+/// read of `/proc/PID/stat` too. No call of a program away waits, and `mps` does not either.
 #[test]
 fn execve_of_another_user_delays_no_call() -> Result<()> {
     const STRANGER: &str =
