@@ -344,7 +344,14 @@ fn echoing(cluster: &Cluster) -> (Child, std::thread::JoinHandle<u64>, std::thre
             place += count as u64;
         }
     });
-    begins.recv_timeout(EVENT_TIMEOUT).unwrap();
+    let begun = begins.recv_timeout(EVENT_TIMEOUT);
+    if begun.is_err() {
+        // The command may still run.
+        let _ended = child.kill();
+        let end = result_of(&child.wait_with_output().unwrap());
+        assert_eq!(begun, Ok(()), "no stream: {end:?}");
+        unreachable!("the assertion fails");
+    }
     (child, writer, reader)
 }
 
