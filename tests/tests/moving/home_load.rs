@@ -58,13 +58,24 @@ fn execve_of_another_user_delays_no_call() -> Result<()> {
     wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
     cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
     let siblings = Siblings::start(&cluster, "-2", "0.3", &["transfers", "/tmp/block"])?;
+    let waits = |shim: &i32| has_uninterruptible_thread(*shim, "timed");
+    let compares = || shims(&cluster, 1).is_ok_and(|shims| shims.iter().any(waits));
+    wait_until("home compares descriptors with the stranger's", Duration::from_secs(20), compares)?;
     let listed = cluster.run(1, &["timeout", "10", "mps", "--all"]);
-    std::thread::sleep(Duration::from_secs(5));
     let end = siblings.finish(&cluster, RUN_TIMEOUT);
     files.release(&cluster)?;
     stranger.wait()?;
     listed?;
     end
+}
+
+/// Whether a process, in this machine's numbering, has a thread of this name in state D.
+fn has_uninterruptible_thread(pid: i32, name: &str) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let read = |thread: &Path, file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
+    threads
+        .map(|thread| thread.path())
+        .any(|thread| read(&thread, "comm").trim() == name && read(&thread, "status").contains("\nState:\tD"))
 }
 
 /// At each call of a program, home checks whether the files that the program reads have changed. If

@@ -344,14 +344,13 @@ fn echoing(cluster: &Cluster) -> (Child, std::thread::JoinHandle<u64>, std::thre
             place += count as u64;
         }
     });
-    let begun = begins.recv_timeout(EVENT_TIMEOUT);
-    if begun.is_err() {
+    let begun = begins.recv_timeout(EVENT_TIMEOUT).map_err(|error| {
         // The command may still run.
-        let _ended = child.kill();
-        let end = result_of(&child.wait_with_output().unwrap());
-        assert_eq!(begun, Ok(()), "no stream: {end:?}");
-        unreachable!("the assertion fails");
-    }
+        let (killed, mut errors) = (child.kill(), String::new());
+        let read = child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut errors));
+        format!("{error}; {killed:?}, {read:?}: {errors}; {:?}", child.wait())
+    });
+    begun.unwrap();
     (child, writer, reader)
 }
 

@@ -162,7 +162,8 @@ impl Process {
                 }
                 DueSignal::Signal(signal) => {
                     memory.write(at, &kernel_siginfo(signal))?;
-                    let own_tid = procfs::status(injection.pid())?.own_pid;
+                    let thread = self.threads.get(&HomePid(injection.pid()));
+                    let own_tid = thread.map_or(self.own_pid, |thread| thread.own_tid);
                     let (pid, tid, signal) = (self.own_pid as u64, own_tid as u64, signal as u64);
                     // Only the first thread may send it to the process; others send it to
                     // themselves.

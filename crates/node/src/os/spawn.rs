@@ -1,9 +1,10 @@
-//! Starting programs and threads.
+//! Starting programs and threads, and waiting for the end of a program.
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Child, ChildStdout, Command, Stdio};
 use std::thread;
@@ -58,4 +59,15 @@ pub(crate) fn spawn_critical(name: &'static str, run: impl FnOnce() + Send + 'st
     };
     thread::Builder::new().name(name.into()).spawn(body).context("cannot start a thread")?;
     Ok(())
+}
+
+/// Waits for the end of the process, at most for `limit`; returns whether it has ended.
+pub(crate) fn wait_exit(process: &OwnedFd, limit: Option<Duration>) -> bool {
+    let time = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
+    loop {
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], time.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            outcome => return outcome.is_ok_and(|ready| ready > 0),
+        }
+    }
 }

@@ -6,15 +6,15 @@
 //! another process (`PTRACE_MODE_READ`). Yama, which restricts attaching further, is not consulted.
 
 use crate::config::Config;
+use crate::os::spawn::wait_exit;
 use crate::process::procfs;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::{Gid, Pid, PidfdFlags, Uid, getegid, geteuid, pidfd_open};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tern_control::{Refusal, RefusalKind};
 
 /// The sender of a request, from the credentials of its socket.
@@ -67,20 +67,15 @@ const FAILED: u8 = 3;
 
 /// How long the child may take. It waits while the process executes a program, which may wait for a
 /// file server; and the user can stop the child.
-const ACCESS_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const ACCESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a process is this daemon, or runs the program of the shims, of the file server, of the
 /// administration tree or of the executor.
 pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
-    // Asks no file server.
-    let file = |path: &Path| {
-        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
-        Some((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
-    };
-    let program = file(Path::new(&format!("/proc/{pid}/exe")));
+    let program = procfs::program_id(pid);
     let ours = [&config.shim, &config.mfs, &config.admin, &config.exec];
     pid.cast_unsigned() == std::process::id()
-        || program.is_some() && ours.into_iter().any(|known| program == file(known))
+        || program.is_some() && ours.into_iter().any(|known| program == procfs::file_id(known))
 }
 
 /// Checks that this caller may move this process.
@@ -107,18 +102,16 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn();
-    let status = child.and_then(wait_or_kill);
-    if matches!(status, Ok(None)) {
-        let what = format!("busy: process {pid} is executing a program; try again");
-        return Err(Refusal::new(RefusalKind::CannotMove, what));
-    }
-    let code = status.as_ref().ok().copied().flatten();
-    match code {
-        Some(ALLOWED) => Ok(()),
-        Some(DENIED) => Err(denied("is not yours to move")),
-        Some(GONE) => Err(gone()),
-        _ => {
-            tracing::error!(?status, "the check of a caller's rights failed");
+    match child.and_then(wait_or_kill) {
+        Ok(Some(ALLOWED)) => Ok(()),
+        Ok(Some(DENIED)) => Err(denied("is not yours to move")),
+        Ok(Some(GONE)) => Err(gone()),
+        Ok(None) => {
+            let what = format!("busy: process {pid} is executing a program; try again");
+            Err(Refusal::new(RefusalKind::CannotMove, what))
+        }
+        failed => {
+            tracing::error!(?failed, "the check of a caller's rights failed");
             Err(Refusal::new(RefusalKind::Internal, "the check of your rights failed; ternd's log says why"))
         }
     }
@@ -127,9 +120,8 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
 /// Waits for the child's exit code. None if it has taken longer than [`ACCESS_TIMEOUT`]; it is then
 /// killed.
 fn wait_or_kill(mut child: Child) -> io::Result<Option<u8>> {
-    let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
-        .and_then(|pidfd| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&ACCESS_TIMEOUT)));
-    if ended != Ok(1) {
+    let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    if !pidfd.is_ok_and(|pidfd| wait_exit(&pidfd, Some(ACCESS_TIMEOUT))) {
         child.kill()?;
         child.wait()?;
         return Ok(None);

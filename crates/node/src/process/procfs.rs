@@ -1,6 +1,8 @@
 //! Fields of `/proc` about a process of this node.
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fs;
+use std::path::Path;
 use tern_control::procfs::read_text;
 
 /// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
@@ -49,6 +51,17 @@ pub(crate) fn command_line(pid: i32) -> String {
         return line.trim().chars().take(4096).collect();
     }
     read_text(format!("/proc/{pid}/comm")).unwrap_or_default().trim().into()
+}
+
+/// Device and inode of a file. Asks no file server; none if the kernel does not know the file.
+pub(crate) fn file_id(path: &Path) -> Option<(u32, u32, u64)> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    Some((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+}
+
+/// The file of the program that a process runs.
+pub(crate) fn program_id(pid: i32) -> Option<(u32, u32, u64)> {
+    file_id(Path::new(&format!("/proc/{pid}/exe")))
 }
 
 #[cfg(test)]

@@ -7,14 +7,14 @@
 
 use crate::config::Config;
 use crate::node::Node;
-use crate::os::spawn::{read_first_line, spawn_detached};
+use crate::os::spawn::{read_first_line, spawn_detached, wait_exit};
+use crate::process::procfs::{file_id, program_id};
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -113,22 +113,8 @@ fn find_running(config: &Config) -> Option<Running> {
 
 /// Whether the server is of the installed build and serves the configured path.
 fn is_current(config: &Config, running: &Running) -> bool {
-    let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
-    let program = file(&config.admin);
-    program.is_some()
-        && program == file(Path::new(&format!("/proc/{}/exe", running.pid)))
-        && config.admin_tree.as_ref() == Some(&running.at)
-}
-
-/// Waits for the end of the process, at most for `limit`; returns whether it has ended.
-fn wait_exit(process: &OwnedFd, limit: Option<Duration>) -> bool {
-    let time = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
-    loop {
-        match poll(&mut [PollFd::new(process, PollFlags::IN)], time.as_ref()) {
-            Err(rustix::io::Errno::INTR) => {}
-            outcome => return outcome.is_ok_and(|ready| ready > 0),
-        }
-    }
+    let program = file_id(&config.admin);
+    program.is_some() && program == program_id(running.pid) && config.admin_tree.as_ref() == Some(&running.at)
 }
 
 /// Makes the server unmount the tree and end; kills it if it does not.
