@@ -1,7 +1,7 @@
 //! Reads `/proc` cheaply: no path is looked up from the root, and a directory's entries are not
 //! allocated one by one.
 
-use crate::task::{ProcStat, SchedStat};
+use crate::task::{IoCounters, ProcStat, SchedStat};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,17 @@ pub(crate) struct ProcDir(Option<OwnedFd>);
 pub(crate) struct Text {
     pub(crate) bytes: Vec<u8>,
     pub(crate) owner: u32,
+}
+
+/// The files of one process.
+#[derive(Debug)]
+pub(crate) struct ProcessFiles {
+    pub(crate) stat: ProcStat,
+    /// The owner of the files.
+    pub(crate) owner: u32,
+    /// The sum of all threads.
+    pub(crate) schedstat: SchedStat,
+    pub(crate) io: Option<IoCounters>,
 }
 
 impl ProcDir {
@@ -66,6 +77,23 @@ impl ProcDir {
 
     fn open_file(&self, path: &str) -> Option<OwnedFd> {
         rustix::fs::openat(self.0.as_ref()?, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    }
+
+    /// Reads the files of a process, `io` only on request.
+    pub(crate) fn files(&self, pid: i32, reads_io: bool) -> Option<ProcessFiles> {
+        // Read before `stat`, so that a change between the two reads is detected in the next scan.
+        let first = self.schedstat(pid).unwrap_or_default();
+        let (stat, owner) = self.stat(pid)?;
+        let schedstat = match stat.threads {
+            0 | 1 => first,
+            _ => {
+                let threads = self.thread_schedstats(pid);
+                threads.iter().fold(SchedStat::default(), |sum, (_, one)| sum.plus(one))
+            }
+        };
+        let io = || self.read(&format!("{pid}/io")).and_then(|text| IoCounters::parse(&text.bytes));
+        let io = if reads_io && !stat.is_kernel_thread { io() } else { None };
+        Some(ProcessFiles { stat, owner, schedstat, io })
     }
 
     /// Parses `stat` of a process; also returns the file's owner.

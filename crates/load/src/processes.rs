@@ -5,10 +5,11 @@
 //! that, and the stored data stays valid. Only what other processes do to it may have changed (its
 //! group, its parent), so it is still read again from time to time.
 
-use crate::procdir::ProcDir;
-use crate::reader::{ProcessFiles, ProcessReader};
+use crate::procdir::{ProcDir, ProcessFiles};
+use crate::reader::{ProcessReader, ReadError};
 use crate::task::{IoCounters, ProcStat, SchedStat, TICKS_PER_SECOND, real_user};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A process as of a scan.
@@ -74,8 +75,9 @@ pub enum ScanScope<'a> {
 /// Scans processes, and stores the last scan.
 #[derive(Debug)]
 pub struct ProcessScanner {
-    proc: ProcDir,
+    proc: Arc<ProcDir>,
     reader: ProcessReader,
+    reads_io: bool,
     last_reads: HashMap<i32, LastRead>,
     /// Inodes of kernel threads, by PID.
     kernel_threads: HashMap<i32, u64>,
@@ -101,8 +103,9 @@ impl ProcessScanner {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            proc: ProcDir::open(),
-            reader: ProcessReader::new(true),
+            proc: Arc::new(ProcDir::open()),
+            reader: ProcessReader::default(),
+            reads_io: true,
             last_reads: HashMap::new(),
             kernel_threads: HashMap::new(),
             scans: 0,
@@ -114,12 +117,12 @@ impl ProcessScanner {
     /// As [`new`](Self::new), without the processes' reads and writes.
     #[must_use]
     pub fn without_io() -> Self {
-        Self { reader: ProcessReader::new(false), ..Self::new() }
+        Self { reads_io: false, ..Self::new() }
     }
 
     /// Scans processes, in the given order, with their rates since the last scan. Processes that
-    /// were in the last scan and are not in this one are dropped. A process that has executed a
-    /// program for over 100 ms is left out.
+    /// were in the last scan and are not in this one are dropped. A process that has been executing
+    /// a program for over 100 ms is as at its last scan, or left out if it is new.
     pub fn scan(&mut self, which: ScanScope<'_>) -> Vec<ProcessSample> {
         self.scans = self.scans.wrapping_add(1);
         let listed: Vec<(i32, u64)> = match which {
@@ -151,7 +154,15 @@ impl ProcessScanner {
                 scan: self.scans,
                 ..last
             },
-            before => self.read(pid, inode, now, before.as_ref())?,
+            before => match self.files(pid) {
+                Ok(files) => self.read(pid, inode, now, files, before.as_ref())?,
+                Err(ReadError::Gone) => return None,
+                Err(ReadError::Overdue) => {
+                    let last = before?;
+                    let process = ProcessSample { rates: Some(ProcessRates::default()), ..last.process };
+                    LastRead { process, scan: self.scans, ..last }
+                }
+            },
         };
         let process = last.process.clone();
         self.last_reads.insert(pid, last);
@@ -171,8 +182,21 @@ impl ProcessScanner {
             && self.proc.schedstat(pid) == Some(last.schedstat)
     }
 
-    fn read(&mut self, pid: i32, inode: u64, now: Instant, before: Option<&LastRead>) -> Option<LastRead> {
-        let ProcessFiles { stat, owner, schedstat, io } = self.reader.read(pid)?;
+    fn files(&self, pid: i32) -> Result<ProcessFiles, ReadError> {
+        let (proc, reads_io) = (Arc::clone(&self.proc), self.reads_io);
+        self.reader.read(pid, move || proc.files(pid, reads_io))
+    }
+
+    /// `None` for a kernel thread.
+    fn read(
+        &mut self,
+        pid: i32,
+        inode: u64,
+        now: Instant,
+        files: ProcessFiles,
+        before: Option<&LastRead>,
+    ) -> Option<LastRead> {
+        let ProcessFiles { stat, owner, schedstat, io } = files;
         if stat.is_kernel_thread {
             self.kernel_threads.insert(pid, inode);
             return None;

@@ -1,142 +1,245 @@
-//! Reads the files of processes in `/proc` in a thread of its own.
+//! Reads `/proc/PID` of other processes in threads, so that no caller waits for long.
 //!
-//! While a process executes a program, a read of some of these files (`io`, and on some kernels
-//! `stat`) waits in uninterruptible sleep (`exec_update_lock`). An execve closes files, and each
-//! close may wait for a file server, also for ever. So any user could otherwise stop a node's scan
-//! of its processes.
+//! While a process executes a program, many reads about it wait, those of `exe`, `io` and, on newer
+//! kernels, `stat` among them (`exec_update_lock`). execve(2) closes files, and each close may wait
+//! for a file server, for ever. A read of `cmdline` may wait for a page fault of the process. So
+//! without a limit any user could stop a node's scan of its processes.
 
-use crate::procdir::ProcDir;
-use crate::task::{IoCounters, ProcStat, SchedStat};
+use crate::task::real_user;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long it may take to read one process. Mostly it takes some ten microseconds.
+/// How long a read may take. Most take some ten microseconds.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// With this many reads that have not ended, no more are begun: a thread waits in each.
-const MAX_STUCK: usize = 16;
+/// With fewer overdue reads, they are not counted by user.
+const MIN_COUNTED: usize = 4;
 
-/// The files of one process.
-#[derive(Debug)]
-pub(crate) struct ProcessFiles {
-    pub(crate) stat: ProcStat,
-    /// The owner of the files.
-    pub(crate) owner: u32,
-    /// The sum of all threads.
-    pub(crate) schedstat: SchedStat,
-    pub(crate) io: Option<IoCounters>,
+/// Maximum number of overdue reads that concern the processes of one user. More reads are refused.
+const MAX_PER_USER: usize = 4;
+
+/// Maximum number of overdue reads in all. Each has a thread.
+const MAX_OVERDUE: usize = 256;
+
+/// Threads without work that are kept.
+const MAX_IDLE: usize = 4;
+
+/// Stack of a thread, in bytes.
+const STACK_SIZE: usize = 128 << 10;
+
+/// Why a process was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadError {
+    /// There is no such process, or its file cannot be read.
+    Gone,
+    /// The read did not end in time, or is refused because earlier ones have not ended: the process
+    /// is executing a program and waits for a file server. It exists.
+    Overdue,
 }
 
-/// The thread, and the reads that have not ended in time.
-#[derive(Debug)]
-pub(crate) struct ProcessReader {
-    reads_io: bool,
-    thread: Option<ReaderThread>,
-    /// By PID. The thread that waits has the second reference.
-    stuck: HashMap<i32, Arc<()>>,
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gone => "there is no such process",
+            Self::Overdue => "the process is executing a program, which waits for a file server",
+        })
+    }
 }
 
-#[derive(Debug)]
-struct ReaderThread {
-    ask: Sender<i32>,
-    answers: Receiver<Option<ProcessFiles>>,
-    /// The thread has another reference.
-    lives: Arc<()>,
+impl std::error::Error for ReadError {}
+
+/// The threads that read, and the reads that are overdue. Any thread may use it.
+#[derive(Debug, Default, Clone)]
+pub struct ProcessReader(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Threads without work.
+    idle: Vec<Sender<Job>>,
+    /// Overdue reads by PID, with the process's real user if it is known.
+    overdue: HashMap<i32, Option<u32>>,
+}
+
+/// A read for one caller.
+struct Job {
+    pid: i32,
+    /// Reads and replies, or replies with the reason why it is refused.
+    read: Box<dyn FnOnce(Option<ReadError>) + Send>,
+    progress: Arc<Mutex<Progress>>,
+    /// The thread that executes this.
+    thread: Sender<Job>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    user: Option<u32>,
+    has_ended: bool,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Job({})", self.pid)
+    }
 }
 
 impl ProcessReader {
-    /// A reader that also reads `io`, or does not.
-    pub(crate) fn new(reads_io: bool) -> Self {
-        Self { reads_io, thread: None, stuck: HashMap::new() }
-    }
-
-    /// The files of a process. `None` if it is gone, or if it has executed a program for longer than
-    /// [`TIMEOUT`].
-    pub(crate) fn read(&mut self, pid: i32) -> Option<ProcessFiles> {
-        self.stuck.retain(|_, thread| Arc::strong_count(thread) > 1);
-        if self.stuck.contains_key(&pid) || self.stuck.len() >= MAX_STUCK {
-            return None;
-        }
-        let thread = match self.thread.take() {
-            Some(thread) => thread,
-            None => ReaderThread::start(self.reads_io)?,
+    /// Reads about a process. Waits for at most 100 ms.
+    ///
+    /// # Errors
+    /// [`ReadError::Gone`] if `read` finds nothing, [`ReadError::Overdue`] if it takes too long. A
+    /// read that is overdue goes on, and no other of the same process begins before it has ended.
+    pub fn read<T: Send + 'static>(
+        &self,
+        pid: i32,
+        read: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Result<T, ReadError> {
+        let idle = {
+            let mut state = lock(&self.0);
+            if state.overdue.contains_key(&pid) || state.overdue.len() >= MAX_OVERDUE {
+                return Err(ReadError::Overdue);
+            }
+            state.idle.pop()
         };
-        thread.ask.send(pid).ok()?;
-        match thread.answers.recv_timeout(TIMEOUT) {
-            Ok(files) => {
-                self.thread = Some(thread);
-                files
+        // Without a thread nothing is known of the process, as if its read did not end.
+        let thread = idle.or_else(|| start_thread(&self.0)).ok_or(ReadError::Overdue)?;
+        let (reply, replies) = channel();
+        let read = move |refused: Option<ReadError>| {
+            let found = refused.map_or_else(|| read().ok_or(ReadError::Gone), Err);
+            // After the timeout it is dropped.
+            let _unwanted = reply.send(found);
+        };
+        let progress = Arc::default();
+        let job = Job { pid, read: Box::new(read), progress: Arc::clone(&progress), thread: thread.clone() };
+        thread.send(job).map_err(|_| ReadError::Overdue)?;
+        replies.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
+            let mut state = lock(&self.0);
+            let progress = lock(&progress);
+            if !progress.has_ended {
+                state.overdue.insert(pid, progress.user);
             }
-            // The thread ends when its read does.
-            Err(_) => {
-                self.stuck.insert(pid, thread.lives);
-                None
-            }
-        }
+            Err(ReadError::Overdue)
+        })
     }
 }
 
-impl ReaderThread {
-    /// `None` if there are too many threads.
-    fn start(reads_io: bool) -> Option<Self> {
-        let (ask, pids) = channel();
-        let (answer, answers) = channel();
-        let lives = Arc::new(());
-        let held = Arc::clone(&lives);
-        let work = move || {
-            let proc = ProcDir::open();
-            for pid in pids {
-                if answer.send(ProcessFiles::read(&proc, pid, reads_io)).is_err() {
-                    break;
-                }
+/// Starts a thread, which ends when all senders of jobs are gone. `None` if there are too many
+/// threads.
+fn start_thread(state: &Arc<Mutex<State>>) -> Option<Sender<Job>> {
+    let (thread, jobs) = channel::<Job>();
+    let state = Arc::downgrade(state);
+    let work = move || {
+        for Job { pid, read, progress, thread } in jobs {
+            let Some(state) = state.upgrade() else { break };
+            let ended = EndsRead { pid, state: &state, progress: &progress };
+            read(refusal(&state, pid, &progress));
+            drop(ended);
+            let mut state = lock(&state);
+            if state.idle.len() < MAX_IDLE {
+                state.idle.push(thread);
             }
-            drop(held);
-        };
-        let thread = std::thread::Builder::new().name("processes".into()).stack_size(128 << 10);
-        thread.spawn(work).ok()?;
-        Some(Self { ask, answers, lives })
+        }
+    };
+    let builder = std::thread::Builder::new().name("processes".into()).stack_size(STACK_SIZE);
+    builder.spawn(work).ok().map(|_| thread)
+}
+
+/// Why a read is not begun: too many of the same user's are overdue. Only the total is limited for
+/// root's processes.
+fn refusal(state: &Mutex<State>, pid: i32, progress: &Mutex<Progress>) -> Option<ReadError> {
+    if lock(state).overdue.len() < MIN_COUNTED {
+        return None;
+    }
+    let user = std::fs::read(format!("/proc/{pid}/status")).ok().and_then(|text| real_user(&text))?;
+    lock(progress).user = Some(user);
+    let same = lock(state).overdue.values().filter(|one| **one == Some(user)).count();
+    (user != 0 && same >= MAX_PER_USER).then_some(ReadError::Overdue)
+}
+
+/// Records the end of a read when it is dropped, also after a panic.
+struct EndsRead<'a> {
+    pid: i32,
+    state: &'a Mutex<State>,
+    progress: &'a Mutex<Progress>,
+}
+
+impl Drop for EndsRead<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(self.state);
+        lock(self.progress).has_ended = true;
+        state.overdue.remove(&self.pid);
     }
 }
 
-impl ProcessFiles {
-    fn read(proc: &ProcDir, pid: i32, reads_io: bool) -> Option<Self> {
-        // Read before `stat`, so that a change between the two reads is detected in the next scan.
-        let first = proc.schedstat(pid).unwrap_or_default();
-        let (stat, owner) = proc.stat(pid)?;
-        let schedstat = match stat.threads {
-            0 | 1 => first,
-            _ => {
-                let threads = proc.thread_schedstats(pid);
-                threads.iter().fold(SchedStat::default(), |sum, (_, one)| sum.plus(one))
-            }
-        };
-        let io = || proc.read(&format!("{pid}/io")).and_then(|text| IoCounters::parse(&text.bytes));
-        let io = if reads_io && !stat.is_kernel_thread { io() } else { None };
-        Some(Self { stat, owner, schedstat, io })
-    }
+/// A lock that stays usable if its holder has panicked: no change of these values is made in steps.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
+    fn wait_until(is_so: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < end);
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
-    fn processes_are_read_and_stuck_reads_are_left_out() {
+    fn overdue_reads_delay_only_their_own_process() {
+        let reader = ProcessReader::default();
+        assert_eq!(reader.read(1, || Some(7)), Ok(7));
+        assert_eq!(reader.read(1, || None::<i32>), Err(ReadError::Gone));
+        let (release, released) = channel::<()>();
+        assert_eq!(reader.read(1, move || released.recv().ok()), Err(ReadError::Overdue));
+        let begun = Instant::now();
+        assert_eq!(reader.read(1, || Some(7)), Err(ReadError::Overdue));
+        assert!(begun.elapsed() < TIMEOUT, "it does not wait a second time");
+        assert_eq!(reader.read(2, || Some(8)), Ok(8));
+        drop(release);
+        wait_until(|| reader.read(1, || Some(7)) == Ok(7));
+    }
+
+    #[test]
+    fn overdue_reads_are_limited() {
+        let reader = ProcessReader::default();
+        let own = rustix::process::getuid().as_raw();
+        let other = own + 1;
+        let (_kept, blocker) = channel::<()>();
         let me = std::process::id() as i32;
-        let mut reader = ProcessReader::new(true);
-        assert!(reader.read(me).and_then(|files| files.io).is_some_and(|io| io.reads > 0));
-        assert!(reader.read(-1).is_none());
-        let waits = Arc::new(());
-        let thread = Arc::clone(&waits);
-        reader.stuck.insert(me, waits);
-        assert!(reader.read(me).is_none());
-        drop(thread);
-        assert!(reader.read(me).is_some(), "the read has ended");
-        let threads: Vec<Arc<()>> = (0..MAX_STUCK).map(|_| Arc::new(())).collect();
-        reader.stuck.extend((1..).zip(threads.iter().cloned()));
-        assert!(reader.read(me).is_none(), "too many");
-        assert!(ProcessReader::new(false).read(me).is_some_and(|files| files.io.is_none()));
+        lock(&reader.0).overdue.extend((0..4).map(|at| (-1 - at, Some(other))));
+        assert_eq!(reader.read(me, || Some(7)), Ok(7), "another user's");
+        assert_eq!(reader.read(me, move || blocker.recv().ok()), Err(ReadError::Overdue));
+        assert_eq!(lock(&reader.0).overdue[&me], Some(own));
+        lock(&reader.0).overdue.extend((0..4).map(|at| (-11 - at, Some(own))));
+        let refused = reader.read(std::os::unix::process::parent_id() as i32, || Some(7));
+        assert_eq!(refused, if own == 0 { Ok(7) } else { Err(ReadError::Overdue) });
+        lock(&reader.0).overdue.extend((0..MAX_OVERDUE as i32).map(|at| (-21 - at, None)));
+        assert_eq!(reader.read(2, || Some(7)), Err(ReadError::Overdue));
+    }
+
+    #[test]
+    fn panic_is_the_end_of_its_read_only() {
+        let reader = ProcessReader::default();
+        let panics = || -> Option<i32> { std::panic::resume_unwind(Box::new(())) };
+        assert_eq!(reader.read(1, panics), Err(ReadError::Overdue));
+        assert_eq!(reader.read(1, || Some(7)), Ok(7));
+    }
+
+    #[test]
+    fn threads_end_with_their_reader() {
+        let held = Arc::new(());
+        let reader = ProcessReader::default();
+        let weak = Arc::downgrade(&reader.0);
+        let used = Arc::clone(&held);
+        assert_eq!(reader.read(1, move || Some(Arc::strong_count(&used))), Ok(2));
+        drop(reader);
+        wait_until(|| weak.upgrade().is_none() && Arc::strong_count(&held) == 1);
     }
 }

@@ -9,7 +9,7 @@ use crate::os::sync::lock;
 use crate::peer::client;
 use crate::peer::message::{PeerReply, PeerRequest};
 use crate::process::permission::{Caller, check_may_move};
-use crate::process::procfs::read_stat;
+use crate::process::procfs::{self, is_same_process};
 use crate::shim;
 use std::time::Duration;
 use tern_control::{
@@ -34,11 +34,6 @@ fn refused(kind: RefusalKind, message: impl Into<String>) -> Refusal {
 
 fn gone(pid: HomePid) -> Refusal {
     refused(RefusalKind::NotFound, format!("there is no process {pid}"))
-}
-
-/// Whether the process with this pid is still the one whose start time is `started`.
-fn is_same_process(pid: HomePid, started: u64) -> bool {
-    read_stat(pid.0).is_some_and(|found| found.start == started)
 }
 
 /// Held while a process gets its first shim, so that only one is started.
@@ -70,7 +65,7 @@ pub(crate) fn migrate_for_caller(
     pid: HomePid,
     to: Destination,
 ) -> Result<Reply, Refusal> {
-    let started = read_stat(pid.0).filter(|_| pid.0 > 0).ok_or_else(|| gone(pid))?.start;
+    let started = procfs::read_stat(pid.0).map_err(|e| procfs::refusal(pid, e))?.start;
     if pid.0 == 1 {
         let init = "process 1 is the init of this node, which is never moved";
         return Err(refused(RefusalKind::CannotMove, init));
@@ -130,7 +125,7 @@ pub(crate) fn move_process(
             Err(refusal)
                 if refusal.kind == RefusalKind::NotFound
                     && std::mem::take(&mut may_retry)
-                    && is_same_process(pid, started) => {}
+                    && is_same_process(pid.0, started) => {}
             reply => return reply,
         }
     }
@@ -144,7 +139,7 @@ pub(crate) fn move_process(
         None => shim::start(&node.config, node.me(), ShimRole::Deputy { pid })?.0,
     };
     // The pid may have been reused by a process that the caller may not move.
-    if !is_same_process(pid, started) {
+    if !is_same_process(pid.0, started) {
         return Err(gone(pid));
     }
     let reply = forward_to_shim(node, shim, &request);

@@ -27,7 +27,7 @@ for pid in $(pgrep -x "$1"); do
   echo $name.dirty.kib $(awk '/^Private_Dirty/ { print $2 }' /proc/$pid/smaps_rollup)
 done 2> /dev/null
 echo connections $(ss -Hton state established | wc -l)
-echo files $(find /run/tern -xdev | wc -l)
+echo files $(find /run/tern -xdev ! -name slow-turns | wc -l)
 echo mounts $(wc -l < /proc/self/mounts)
 echo namespaces $(ls -l /proc/[0-9]*/ns/ 2> /dev/null | grep -o '[a-z]*:\[[0-9]*\]' | sort -u | wc -l)
 "#;
@@ -37,7 +37,7 @@ const NAME_SCRIPT: &str = r#"
 for pid in $(pgrep -x "$1"); do
   ls -l /proc/$pid/fd | sed -n "s|.* -> |$(cat /proc/$pid/comm) has open |p"
 done 2> /dev/null | sed 's/[0-9a-f]\{32\}/ID/g; s/[0-9]\+/N/g' | sort | uniq -c | awk '{ n = $1; $1 = ""; print substr($0, 2), n }'
-find /run/tern -xdev | sed 's/[0-9a-f]\{32\}/ID/g; s/[0-9]\+/N/g' | sort | uniq -c | awk '{ print "file " $2, $1 }'
+find /run/tern -xdev ! -name slow-turns | sed 's/[0-9a-f]\{32\}/ID/g; s/[0-9]\+/N/g' | sort | uniq -c | awk '{ print "file " $2, $1 }'
 "#;
 
 /// Counts by `node N: resource`.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{GREEDY_STRANGER, await_stuck_thread, wait_until};
+use tern_tests::cluster::jobs::program;
 use tern_tests::cluster::limits::{PidsLimit, shims};
 use tern_tests::cluster::stalling_files::{self, StallingFiles, Waiting};
 use tern_tests::drivers::file_guest::FileGuest;
@@ -42,18 +43,19 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
+/// Executes a program with an open file, which execve(2) closes.
+const EXECUTES: &str = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
+
 /// A process of another user executes a program, which closes a file, and the file system does not
 /// answer. Meanwhile a comparison of that process's descriptors (kcmp(2)) waits, and on some kernels a
 /// read of `/proc/PID/stat` too. No call of a program away waits, and `mps` does not either.
 #[test]
 fn execve_of_another_user_delays_no_call() -> Result<()> {
-    const STRANGER: &str =
-        "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
     let cluster = Cluster::without_quotas("stranger-executes", 2)?;
     let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
     files.stall(&cluster)?;
     let mut stranger = cluster.command(1, "python3");
-    let mut stranger = stranger.args(["-c", STRANGER, stalling_files::FILE]).spawn()?;
+    let mut stranger = stranger.args(["-c", EXECUTES, stalling_files::FILE]).spawn()?;
     let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
     wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
     cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
@@ -67,6 +69,29 @@ fn execve_of_another_user_delays_no_call() -> Result<()> {
     stranger.wait()?;
     listed?;
     end
+}
+
+/// The same happens to a process that ternd reads again and again, since it was started with mosrun.
+/// Requests about it are refused, and those of others are served.
+#[test]
+fn execve_under_mosrun_delays_no_request() -> Result<()> {
+    let cluster = Cluster::without_quotas("registered-executes", 2)?;
+    let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
+    files.stall(&cluster)?;
+    let mut executing = program(&cluster, 1, "mosrun", &["python3", "-c", EXECUTES, stalling_files::FILE])?;
+    let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
+    wait_until("the program's execve waits", Duration::from_secs(20), closes)?;
+    let other = program(&cluster, 1, "mosrun -L", &["sleep", "infinity"])?;
+    for _ in 0..3 {
+        cluster.migrate(other.pid, "2")?;
+        let refusal = cluster.migrate(executing.pid, "2").err().context("it has moved")?;
+        ensure!(refusal.message.contains("is executing a program"), "{refusal:?}");
+        cluster.run(1, &["timeout", "10", "mps", "--all"])?;
+        cluster.migrate(other.pid, "home")?;
+    }
+    files.release(&cluster)?;
+    ensure!(executing.finish(RUN_TIMEOUT)?.status == 0);
+    Ok(())
 }
 
 /// Whether a process, in this machine's numbering, has a thread of this name in state D.

@@ -26,8 +26,13 @@ const SLACK_MAPPINGS: u64 = 64;
 /// one more entry for each move, for 1 µs, uses 20 ms more.
 const SLACK_IDLE_US: u64 = 5_000;
 
+/// Descriptors that a daemon may gain: the balancer watches the program by a pidfd while it is not
+/// idle.
+const SLACK_DESCRIPTORS: u64 = 1;
+
 fn slack(of: &str) -> u64 {
     match of {
+        "descriptors" => SLACK_DESCRIPTORS,
         "kib" => SLACK_KIB,
         "idle" => SLACK_IDLE_US,
         "mappings" => SLACK_MAPPINGS,

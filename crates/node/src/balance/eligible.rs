@@ -11,6 +11,7 @@
 //!   `nohup`, its shell has put it into a process group of its own, so it does not count.)
 
 use crate::os::sync::lock;
+use crate::process::procfs::read_limited;
 use crate::process::registry::{RegisteredProcess, Registration};
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -114,9 +115,10 @@ fn is_shell_or_daemon(one: &ProcessSample, all: &HashMap<i32, &ProcessSample>) -
     !leader.terminal && by_manager
 }
 
-/// Whether a process is in one of these groups; false if that cannot be read.
+/// Whether a process is in one of these groups; false if that cannot be read, or not in time.
 fn is_in_groups(pid: i32, groups: &HashSet<u32>) -> bool {
-    let status = tern_control::procfs::read_text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let read = move || tern_control::procfs::read_text(format!("/proc/{pid}/status")).ok();
+    let status = read_limited(pid, read).unwrap_or_default();
     let lines = status.lines().filter_map(|l| l.strip_prefix("Gid:").or_else(|| l.strip_prefix("Groups:")));
     lines.flat_map(str::split_whitespace).any(|word| word.parse().is_ok_and(|gid| groups.contains(&gid)))
 }

@@ -62,7 +62,7 @@ impl ExitWatch {
 /// Opens a pidfd; `None` if the pid now belongs to another process.
 fn open((pid, start): (i32, u64)) -> Option<OwnedFd> {
     let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    read_stat(pid).filter(|found| found.start == start && !found.zombie).map(|_| fd)
+    read_stat(pid).ok().filter(|found| found.start == start && !found.zombie).map(|_| fd)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::cluster::link_costs::to_link_cost;
 use crate::cluster::load_entry::LoadEntry;
 use crate::os::clock::unix_ns;
 use crate::os::sync::lock;
-use crate::process::procfs::read_stat;
+use crate::process::procfs::{is_same_process, read_stat};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -62,15 +62,26 @@ impl ClusterState {
         recent.push_front((Instant::now(), report.clone()));
         recent.truncate(MAX_RECENT_MIGRATIONS);
         drop(recent);
-        if let Some(found) = read_stat(report.pid.0) {
-            let mut migrations = lock(&self.migrations);
-            if migrations.len() >= MAX_COUNTED_PROCESSES {
-                migrations.retain(|(pid, start), _| read_stat(pid.0).is_some_and(|now| now.start == *start));
-            }
-            *migrations.entry((report.pid, found.start)).or_default() += 1;
+        if let Ok(found) = read_stat(report.pid.0) {
+            self.drop_ended();
+            *lock(&self.migrations).entry((report.pid, found.start)).or_default() += 1;
         }
         let took = Duration::try_from_secs_f64(report.total_ms / 1e3).unwrap_or_default();
         lock(&self.links).entry(report.to).or_default().add_transfer(report.bytes, took);
+    }
+
+    /// Drops the counts of ended processes if there are many.
+    fn drop_ended(&self) {
+        let counted: Vec<(HomePid, u64)> = {
+            let migrations = lock(&self.migrations);
+            if migrations.len() < MAX_COUNTED_PROCESSES {
+                return;
+            }
+            migrations.keys().copied().collect()
+        };
+        for (pid, start) in counted.into_iter().filter(|(pid, start)| !is_same_process(pid.0, *start)) {
+            lock(&self.migrations).remove(&(pid, start));
+        }
     }
 
     /// Number of migrations of a process since this ternd started.

@@ -16,7 +16,7 @@ fn gone(pid: HomePid) -> Refusal {
 /// The row of any process of this node. The command line of a process that no shim holds is shown
 /// only to its owner and root, as the system may hide it from others (`hidepid`).
 pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRow, Refusal> {
-    let found = read_stat(pid.0).filter(|_| pid.0 > 0).ok_or_else(|| gone(pid))?;
+    let found = read_stat(pid.0).map_err(|e| procfs::refusal(pid, e))?;
     let started = started_as(node, pid);
     let migrations = node.cluster.migrations_of(pid, found.start);
     let shim_rows = process_list::from_shims(node).into_iter();
@@ -69,7 +69,10 @@ pub(crate) fn resolve_node(node: &Node, pid: HomePid, of: SymbolicNode) -> Optio
         SymbolicNode::Selected => node.selected.get(pid.0),
         // Without a choice: the node where the process would create a file now.
         SymbolicNode::Magic => node.magic.get(pid.0).or_else(runs_at),
-        SymbolicNode::LastExec => executed::node_of(&node.config.run_dir, pid.0),
+        SymbolicNode::LastExec => {
+            let run_dir = node.config.run_dir.clone();
+            procfs::read_limited(pid.0, move || executed::node_of(&run_dir, pid.0)).ok()
+        }
     }
 }
 

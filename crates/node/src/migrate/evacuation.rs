@@ -158,7 +158,7 @@ fn move_in_background(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>
         let (own, mine) = (node.clone(), some.clone());
         let run = move || {
             for pid in mine {
-                let outcome = read_stat(pid.0).map(|found| move_off(&own, pid, found.start, from));
+                let outcome = read_stat(pid.0).ok().map(|found| move_off(&own, pid, found.start, from));
                 lock(&own.moving_off).remove(&pid.0);
                 if let Some(Err(error)) = outcome {
                     tracing::info!(%pid, %error, "the process was not moved");

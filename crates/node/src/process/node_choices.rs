@@ -11,7 +11,7 @@
 use crate::os::clock::boot_ticks;
 use crate::os::sync::lock;
 use crate::os::text_file;
-use crate::process::procfs::read_stat;
+use crate::process::procfs::{is_same_process, read_stat};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -75,19 +75,19 @@ struct Lineage {
 
 impl Choices {
     /// The choice in effect for a process at that time: its own, or that of its nearest ancestor.
-    fn find_choice(&self, pid: i32, tick: u64, find: impl Fn(i32) -> Option<Lineage>) -> Option<u16> {
-        let (mut at, mut then) = (pid, tick);
-        for _ in 0..MAX_ANCESTORS {
-            let found = find(at)?;
-            let own = self.chosen.get(&at).filter(|choices| choices.start == found.start);
+    /// The process itself is the first of `ancestors`.
+    fn find_choice(&self, ancestors: &[(i32, u64)], tick: u64) -> Option<u16> {
+        let mut then = tick;
+        for (pid, start) in ancestors {
+            let own = self.chosen.get(pid).filter(|choices| choices.start == *start);
             if let Some(node) = own.and_then(|choices| choices.at(then)) {
                 return Some(node);
             }
-            if let Some(node) = self.inherited.get(&(at, found.start)) {
+            if let Some(node) = self.inherited.get(&(*pid, *start)) {
                 return Some(*node);
             }
             // The process was forked when it started.
-            (at, then) = (found.parent, then.min(found.start));
+            then = then.min(*start);
         }
         None
     }
@@ -102,15 +102,13 @@ impl NodeChoices {
         let text =
             text_file::read_bounded(&directory.join(INHERITED_FILE), MAX_PROCESSES * 64).unwrap_or_default();
         let rows: Vec<(i32, u64, u16)> = serde_json::from_str(&text).unwrap_or_default();
-        let is_alive =
-            |(pid, start, _): &(i32, u64, u16)| read_stat(*pid).is_some_and(|stat| stat.start == *start);
-        let living = rows.into_iter().filter(is_alive);
+        let living = rows.into_iter().filter(|(pid, start, _)| is_same_process(*pid, *start));
         state.inherited = living.map(|(pid, start, node)| ((pid, start), node)).collect();
         for file in fs::read_dir(&directory)?.flatten().filter(|file| file.file_name() != INHERITED_FILE) {
             let read = file.file_name().to_str().and_then(|name| name.parse().ok()).and_then(|pid| {
                 let text = text_file::read_bounded(&file.path(), MAX_FILE_LEN).ok()?;
                 let choices: ChoiceHistory = serde_json::from_str(&text).ok()?;
-                is_same_process(pid, &choices).then_some((pid, choices))
+                is_same_process(pid, choices.start).then_some((pid, choices))
             });
             match read {
                 Some((pid, choices)) => drop(state.chosen.insert(pid, choices)),
@@ -122,8 +120,10 @@ impl NodeChoices {
 
     /// The choice of a process; `None` if neither it nor an ancestor has chosen a node.
     pub(crate) fn get(&self, pid: i32) -> Option<NodeId> {
-        let state = lock(&self.state);
-        state.find_choice(pid, u64::MAX, lineage).filter(|node| *node > 0).map(NodeId)
+        let ancestors = ancestors(pid, |at| {
+            read_stat(at).ok().map(|found| Lineage { parent: found.parent, start: found.start })
+        });
+        lock(&self.state).find_choice(&ancestors, u64::MAX).filter(|node| *node > 0).map(NodeId)
     }
 
     /// Sets the choice of a process and of its future children.
@@ -131,9 +131,11 @@ impl NodeChoices {
     /// # Errors
     /// If the process is gone, or the file cannot be written; nothing has changed then.
     pub(crate) fn choose(&self, pid: i32, node: Option<NodeId>) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let start = read_stat(pid).ok_or_else(gone)?.start;
+        let start = read_stat(pid).map_err(io::Error::other)?.start;
         let node = node.map_or(0, |node| node.0);
+        if lock(&self.state).chosen.len() >= MAX_PROCESSES {
+            self.drop_ended();
+        }
         let mut state = lock(&self.state);
         let mut choices = state
             .chosen
@@ -149,10 +151,7 @@ impl NodeChoices {
             choices.made.remove(0);
         }
         if state.chosen.len() >= MAX_PROCESSES {
-            self.drop_ended(&mut state);
-            if state.chosen.len() >= MAX_PROCESSES {
-                return Err(io::Error::other("too many processes have chosen a node"));
-            }
+            return Err(io::Error::other("too many processes have chosen a node"));
         }
         text_file::replace(&self.directory.join(pid.to_string()), &serde_json::to_string(&choices)?, 0o600)?;
         state.chosen.insert(pid, choices);
@@ -162,17 +161,22 @@ impl NodeChoices {
     /// Records the inherited choice of each process, since its parents may end. `all` lists the
     /// processes of this node, without guests.
     pub(crate) fn record_inherited(&self, all: &[tern_load::ProcessSample]) {
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         if state.chosen.is_empty() && state.inherited.is_empty() {
             return;
         }
-        self.drop_ended(&mut state);
+        drop(state);
+        self.drop_ended();
+        let mut state = lock(&self.state);
         let found: HashMap<i32, Lineage> =
             all.iter().map(|one| (one.pid, Lineage { parent: one.parent, start: one.start })).collect();
         let inherits = |one: &tern_load::ProcessSample| {
             let key = (one.pid, one.start);
             // Its own choice is not inherited, so the walk starts at the parent.
-            let from_parents = || state.find_choice(one.parent, one.start, |at| found.get(&at).copied());
+            let from_parents = || {
+                let ancestors = ancestors(one.parent, |at| found.get(&at).copied());
+                state.find_choice(&ancestors, one.start)
+            };
             Some((key, state.inherited.get(&key).copied().or_else(from_parents)?))
         };
         let inherited: HashMap<_, _> = all.iter().filter_map(inherits).take(MAX_PROCESSES).collect();
@@ -189,22 +193,28 @@ impl NodeChoices {
     }
 
     /// Drops the choices of processes that have ended.
-    fn drop_ended(&self, state: &mut Choices) {
-        let ended = state.chosen.iter().filter(|(pid, choices)| !is_same_process(**pid, choices));
-        let ended: Vec<i32> = ended.map(|(pid, _)| *pid).collect();
-        for pid in ended {
-            state.chosen.remove(&pid);
-            let _gone = fs::remove_file(self.directory.join(pid.to_string()));
+    fn drop_ended(&self) {
+        let chosen: Vec<(i32, u64)> =
+            lock(&self.state).chosen.iter().map(|(pid, choices)| (*pid, choices.start)).collect();
+        for (pid, start) in chosen.into_iter().filter(|(pid, start)| !is_same_process(*pid, *start)) {
+            let mut state = lock(&self.state);
+            // Another process with this pid may have chosen since.
+            if state.chosen.get(&pid).is_some_and(|choices| choices.start == start) {
+                state.chosen.remove(&pid);
+                let _gone = fs::remove_file(self.directory.join(pid.to_string()));
+            }
         }
     }
 }
 
-fn lineage(pid: i32) -> Option<Lineage> {
-    read_stat(pid).map(|found| Lineage { parent: found.parent, start: found.start })
-}
-
-fn is_same_process(pid: i32, choices: &ChoiceHistory) -> bool {
-    read_stat(pid).is_some_and(|found| found.start == choices.start)
+/// A process and its ancestors, by pid and start time.
+fn ancestors(pid: i32, find: impl Fn(i32) -> Option<Lineage>) -> Vec<(i32, u64)> {
+    let mut at = pid;
+    let ancestor = move || {
+        let found = find(at)?;
+        Some((std::mem::replace(&mut at, found.parent), found.start))
+    };
+    std::iter::from_fn(ancestor).take(MAX_ANCESTORS).collect()
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ const ACCESS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Whether a process is this daemon, or runs the program of the shims, of the file server, of the
 /// administration tree or of the executor.
 pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
-    let program = procfs::program_id(pid);
+    let program = procfs::program_id(pid).ok();
     let ours = [&config.shim, &config.mfs, &config.admin, &config.exec];
     pid.cast_unsigned() == std::process::id()
         || program.is_some() && ours.into_iter().any(|known| program == procfs::file_id(known))

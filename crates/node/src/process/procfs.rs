@@ -3,7 +3,11 @@
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 use tern_control::procfs::read_text;
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::HomePid;
+use tern_load::{ProcessReader, ReadError};
 
 /// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
 const TICKS_PER_S: f64 = 100.0;
@@ -18,9 +22,45 @@ pub(crate) struct ProcStat {
     pub(crate) zombie: bool,
 }
 
-/// Reads `/proc/PID/stat`; `None` if there is no such process.
-pub(crate) fn read_stat(pid: i32) -> Option<ProcStat> {
-    parse_stat(&read_text(format!("/proc/{pid}/stat")).ok()?)
+/// Finds out something about another process. Waits for at most 100 ms, since the process may be
+/// executing a program and wait for a file server.
+///
+/// # Errors
+/// As [`ProcessReader::read`].
+pub(crate) fn read_limited<T: Send + 'static>(
+    pid: i32,
+    read: impl FnOnce() -> Option<T> + Send + 'static,
+) -> Result<T, ReadError> {
+    static READER: LazyLock<ProcessReader> = LazyLock::new(ProcessReader::default);
+    READER.read(pid, read)
+}
+
+/// Reads `/proc/PID/stat`.
+///
+/// # Errors
+/// As [`read_limited`].
+pub(crate) fn read_stat(pid: i32) -> Result<ProcStat, ReadError> {
+    read_limited(pid, move || parse_stat(&read_text(format!("/proc/{pid}/stat")).ok()?))
+}
+
+/// The refusal of a request about a process that was not read.
+pub(crate) fn refusal(pid: HomePid, error: ReadError) -> Refusal {
+    match error {
+        ReadError::Gone => Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")),
+        ReadError::Overdue => {
+            let what = format!("process {pid} is executing a program, which waits for a file server");
+            Refusal::new(RefusalKind::Unavailable, what).hint("try again when its file server answers")
+        }
+    }
+}
+
+/// Whether the process with this pid is the one whose start time is `start`. Also true if it cannot
+/// be read in time, since then nothing shows that the process has ended.
+pub(crate) fn is_same_process(pid: i32, start: u64) -> bool {
+    match read_stat(pid) {
+        Ok(found) => found.start == start,
+        Err(error) => error == ReadError::Overdue,
+    }
 }
 
 fn parse_stat(stat: &str) -> Option<ProcStat> {
@@ -36,16 +76,19 @@ fn parse_stat(stat: &str) -> Option<ProcStat> {
     })
 }
 
-/// Real and effective user.
+/// Real and effective user. None also if they cannot be read in time.
 pub(crate) fn uids(pid: i32) -> Option<(u32, u32)> {
-    let status = read_text(format!("/proc/{pid}/status")).ok()?;
-    let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    let read = move || {
+        let status = read_text(format!("/proc/{pid}/status")).ok()?;
+        let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    };
+    read_limited(pid, read).ok()
 }
 
-/// The command line, or the name if the command line is empty.
+/// The command line, or the name if the command line is empty or cannot be read in time.
 pub(crate) fn command_line(pid: i32) -> String {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let line = read_limited(pid, move || fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     if !line.trim().is_empty() {
         return line.trim().chars().take(4096).collect();
@@ -60,8 +103,11 @@ pub(crate) fn file_id(path: &Path) -> Option<(u32, u32, u64)> {
 }
 
 /// The file of the program that a process runs.
-pub(crate) fn program_id(pid: i32) -> Option<(u32, u32, u64)> {
-    file_id(Path::new(&format!("/proc/{pid}/exe")))
+///
+/// # Errors
+/// As [`read_limited`].
+pub(crate) fn program_id(pid: i32) -> Result<(u32, u32, u64), ReadError> {
+    read_limited(pid, move || file_id(Path::new(&format!("/proc/{pid}/exe"))))
 }
 
 #[cfg(test)]
@@ -76,7 +122,8 @@ mod tests {
         assert!(own.start > 0 && !own.zombie);
         assert_eq!(uids(pid).unwrap().1, rustix::process::geteuid().as_raw());
         assert!(command_line(pid).contains("tern_node"));
-        assert_eq!(read_stat(0), None);
+        assert_eq!(read_stat(0), Err(ReadError::Gone));
+        assert!(is_same_process(pid, own.start) && !is_same_process(pid, own.start + 1));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! registrations, and the cost of adding one does not depend on their number.
 
 use crate::os::sync::lock;
-use crate::process::procfs::{self, read_stat};
+use crate::process::procfs::{self, is_same_process, read_stat};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::{fs, io};
 use tern_control::{Advice, Lock, ProcessRow, StartedAs, Usage};
 use tern_ids::{HomePid, NodeId};
-use tern_load::{ProcessScanner, ScanScope};
+use tern_load::{ProcessScanner, ReadError, ScanScope};
 
 /// Registrations of ended processes are dropped when the number of registrations is a multiple of
 /// this.
@@ -67,7 +67,7 @@ impl Registry {
             let read = file.file_name().to_str().and_then(|name| name.parse().ok()).and_then(|pid| {
                 let entry: Registration =
                     serde_json::from_str(&fs::read_to_string(file.path()).ok()?).ok()?;
-                is_alive(pid, &entry).then_some((pid, entry))
+                is_same_process(pid, entry.start).then_some((pid, entry))
             });
             match read {
                 Some((pid, entry)) => drop(entries.insert(pid, entry)),
@@ -86,8 +86,7 @@ impl Registry {
         never: bool,
         advice: Advice,
     ) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let start = read_stat(pid).ok_or_else(gone)?.start;
+        let start = read_stat(pid).map_err(io::Error::other)?.start;
         let inherited = self.nearest_registration(pid);
         let locked = match lock_request {
             Lock::Locked => true,
@@ -100,15 +99,24 @@ impl Registry {
         fs::write(self.directory.join(pid.to_string()), serde_json::to_string(&entry)?)?;
         let mut entries = lock(&self.entries);
         entries.insert(pid, entry);
-        if entries.len().is_multiple_of(SWEEP_INTERVAL) {
-            let ended: Vec<_> = entries.iter().filter(|(pid, entry)| !is_alive(**pid, entry)).collect();
-            let ended: Vec<_> = ended.into_iter().map(|(pid, _)| *pid).collect();
-            for pid in ended {
+        let is_due = entries.len().is_multiple_of(SWEEP_INTERVAL);
+        drop(entries);
+        if is_due {
+            self.drop_ended();
+        }
+        Ok(())
+    }
+
+    fn drop_ended(&self) {
+        let all: Vec<(i32, u64)> = lock(&self.entries).iter().map(|(pid, one)| (*pid, one.start)).collect();
+        for (pid, start) in all.into_iter().filter(|(pid, start)| !is_same_process(*pid, *start)) {
+            let mut entries = lock(&self.entries);
+            // Another process with this pid may have been registered since.
+            if entries.get(&pid).is_some_and(|one| one.start == start) {
                 entries.remove(&pid);
                 let _gone = fs::remove_file(self.directory.join(pid.to_string()));
             }
         }
-        Ok(())
     }
 
     /// Whether the process or an ancestor was started with nomig.
@@ -173,14 +181,19 @@ impl Registry {
     }
 
     /// The registration of the process, or of its nearest registered ancestor. An ancestor that has
-    /// ended is found if it lived at the last scan of all processes.
+    /// ended is found if it lived at the last scan of all processes. The ancestors of one that cannot
+    /// be read in time are not found.
     fn nearest_registration(&self, pid: i32) -> Option<Registration> {
         let entries = lock(&self.entries).clone();
         let inherited_registrations = lock(&self.inherited_registrations).clone();
         let mut at = pid;
         // A process can change its parent during the walk, so the walk is bounded.
         for _ in 0..10_000 {
-            let found = read_stat(at)?;
+            let found = match read_stat(at) {
+                Ok(found) => found,
+                Err(ReadError::Overdue) => return entries.get(&at).cloned(),
+                Err(ReadError::Gone) => return None,
+            };
             if let Some(entry) = entries.get(&at).filter(|entry| entry.start == found.start) {
                 return Some(entry.clone());
             }
@@ -205,7 +218,7 @@ impl Registry {
     pub(crate) fn rows(living: &[RegisteredProcess], except: &[HomePid], node: NodeId) -> Vec<ProcessRow> {
         let row = |one: &RegisteredProcess| {
             let pid = one.pid;
-            let found = read_stat(pid).filter(|found| found.start == one.start && !found.zombie)?;
+            let found = read_stat(pid).ok().filter(|found| found.start == one.start && !found.zombie)?;
             let reason = match &one.registration {
                 Registration { never: true, .. } => "started with nomig",
                 Registration { locked: true, .. } => "locked",
@@ -239,10 +252,6 @@ impl Registration {
 /// The registration of each of these, by pid and start time.
 fn keyed(started: &[RegisteredProcess]) -> impl Iterator<Item = ((i32, u64), Registration)> {
     started.iter().map(|one| ((one.pid, one.start), one.registration.clone()))
-}
-
-fn is_alive(pid: i32, entry: &Registration) -> bool {
-    read_stat(pid).is_some_and(|found| found.start == entry.start)
 }
 
 #[cfg(test)]

@@ -114,7 +114,9 @@ fn find_running(config: &Config) -> Option<Running> {
 /// Whether the server is of the installed build and serves the configured path.
 fn is_current(config: &Config, running: &Running) -> bool {
     let program = file_id(&config.admin);
-    program.is_some() && program == program_id(running.pid) && config.admin_tree.as_ref() == Some(&running.at)
+    program.is_some()
+        && program == program_id(running.pid).ok()
+        && config.admin_tree.as_ref() == Some(&running.at)
 }
 
 /// Makes the server unmount the tree and end; kills it if it does not.

@@ -6,7 +6,8 @@
 //! position of each descriptor is in its fdinfo. The bytes by which the positions advance went
 //! through files in order; the rest did not.
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
+use crate::process::procfs::read_limited;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, StatxFlags};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +32,7 @@ impl DelegableIo {
     /// The share, 0 to 1, of `bytes` that went through files in order. `bytes` is what the process
     /// has read and written since the last call.
     pub(super) fn sequential_share(&mut self, pid: i32, bytes: f64) -> f64 {
-        let now = positions(pid).unwrap_or_default();
+        let now = read_limited(pid, move || positions(pid)).unwrap_or_default();
         let sequential_share = self.advanced_bytes(&now) as f64 / bytes.max(1.0);
         self.positions = now;
         sequential_share.clamp(0.0, 1.0)
@@ -58,12 +59,14 @@ fn positions(pid: i32) -> Option<HashMap<i32, (u64, u64)>> {
     let mut found = HashMap::new();
     for number in descriptors(&files) {
         let name = number.to_string();
-        let Ok(stat) = rustix::fs::statat(&files, name.as_str(), AtFlags::empty()) else { continue };
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        // Asks no file server.
+        let (known, fields) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
+        let Ok(stat) = rustix::fs::statx(&files, name.as_str(), known, fields) else { continue };
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
             continue;
         }
         if let Some(at) = position(&fdinfo, &name) {
-            found.insert(number, (stat.st_ino, at));
+            found.insert(number, (stat.stx_ino, at));
         }
     }
     Some(found)
