@@ -1,8 +1,11 @@
 //! Reads `/proc` for the processes of this node.
 
+use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::LazyLock;
 use tern_control::procfs::read_text;
+use tern_control::{ProcessReader, ReadError};
 use tern_ids::HomePid;
 
 fn status(tid: i32) -> Option<String> {
@@ -31,10 +34,21 @@ pub(crate) fn owner(pid: HomePid) -> Option<(u32, u32)> {
     fs::metadata(format!("/proc/{pid}")).ok().map(|file| (file.uid(), file.gid()))
 }
 
-/// Start time of a process; together with the pid it is unique.
-pub(crate) fn start_time(pid: HomePid) -> Option<u64> {
-    let stat = read_text(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+/// Start time of a process; together with the pid it is unique. None if the process is gone.
+///
+/// # Errors
+/// EAGAIN if it cannot be read now, because the process waits in an execve(2).
+pub(crate) fn start_time(pid: HomePid) -> Result<Option<u64>, Errno> {
+    static READER: LazyLock<ProcessReader> = LazyLock::new(ProcessReader::default);
+    let read = move || {
+        let stat = read_text(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    };
+    match READER.read(pid.0, read) {
+        Ok(start_time) => Ok(Some(start_time)),
+        Err(ReadError::Gone) => Ok(None),
+        Err(ReadError::Overdue) => Err(Errno::AGAIN),
+    }
 }
 
 /// The pids of all processes, in ascending order.
@@ -64,7 +78,7 @@ mod tests {
     #[test]
     fn threads_are_not_processes() {
         let own = HomePid(std::process::id() as i32);
-        assert!(is_process(own) && all_pids().contains(&own) && start_time(own).is_some());
+        assert!(is_process(own) && all_pids().contains(&own) && start_time(own).unwrap().is_some());
         assert_eq!(owner(own).map(|(uid, _)| uid), Some(rustix::process::geteuid().as_raw()));
         let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
         assert!(!is_process(HomePid(tid)) && !is_process(HomePid(0)) && !is_process(HomePid(-1)));

@@ -192,7 +192,7 @@ impl Tree {
             inode,
             opener: Opener { uid: request.uid(), gid: request.gid() },
             opened_by: procfs::process_of(request.pid()),
-            start_time: pid_of(inode).and_then(procfs::start_time),
+            start_time: pid_of(inode).map_or(Ok(None), procfs::start_time)?,
             content: Mutex::default(),
         };
         let number = self.next_handle.fetch_add(1, Ordering::Relaxed);
@@ -208,7 +208,7 @@ impl Tree {
     fn handle(&self, number: FileHandle) -> Outcome<Arc<Handle>> {
         let handle = lock(&self.handles).get(&number.0).cloned().ok_or(Errno::BADF)?;
         match pid_of(handle.inode) {
-            Some(pid) if procfs::start_time(pid) != handle.start_time => Err(Errno::SRCH),
+            Some(pid) if procfs::start_time(pid)? != handle.start_time => Err(Errno::SRCH),
             _ => Ok(handle),
         }
     }

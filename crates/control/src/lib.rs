@@ -24,6 +24,7 @@ mod costs;
 pub mod executed;
 pub mod gatekeeper;
 pub mod handle;
+pub mod process_reader;
 pub mod procfs;
 mod report;
 mod request;
@@ -40,6 +41,7 @@ pub use advice::{Advice, DecayClass, Workload};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use costs::{Costs, LinkRow, MigrationCosts};
 pub use gatekeeper::{GatekeeperJob, GatekeeperReply, GatekeeperRequest};
+pub use process_reader::{ProcessReader, ReadError};
 pub use report::{
     MigrationReport, NodeRow, PlacedRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };

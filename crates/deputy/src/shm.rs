@@ -6,5 +6,6 @@ mod open_blocker;
 mod open_watch;
 pub(crate) mod openers;
 mod opens;
+mod scan;
 pub(crate) mod shared_memory;
 pub(crate) mod sharers;

@@ -9,7 +9,6 @@
 //! * [`speed`]: the speed of a CPU, measured once
 //! * [`processes`]: what single processes use and demand
 //! * [`link`]: the cost of communication with another node, from the caller's measurements
-//! * [`reader`]: reads about other processes with a time limit
 //! * [`task`]: parsers of the files in `/proc/PID`
 //! * [`moving_average`]: exponential moving averages
 //!
@@ -31,13 +30,11 @@ pub mod moving_average;
 pub mod pressure;
 mod procdir;
 pub mod processes;
-pub mod reader;
 pub mod sampler;
 pub mod speed;
 pub mod task;
 
 pub use link::LinkEstimate;
 pub use processes::{ProcessRates, ProcessSample, ProcessScanner, ScanScope};
-pub use reader::{ProcessReader, ReadError};
 pub use sampler::{Sample, Sampler};
 pub use speed::Calibration;

@@ -6,11 +6,11 @@
 //! group, its parent), so it is still read again from time to time.
 
 use crate::procdir::{ProcDir, ProcessFiles};
-use crate::reader::{ProcessReader, ReadError};
 use crate::task::{IoCounters, ProcStat, SchedStat, TICKS_PER_SECOND, real_user};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tern_control::{ProcessReader, ReadError};
 
 /// A process as of a scan.
 #[derive(Debug, Clone, PartialEq)]

@@ -70,6 +70,9 @@ pub struct Status {
     pub locked_kib: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
     pub resident_kib: u64,
+    /// Code of its program, KiB; 0 also between the end of the old program and the start of the new
+    /// one, while execve(2) closes files. A running program has at least a page.
+    pub code_kib: u64,
     /// Whether it uses a shadow stack.
     pub shadow_stack: bool,
 }
@@ -136,6 +139,7 @@ pub fn status(pid: i32) -> Result<Status> {
             b"SigCgt" => status.caught = hex(value).ok_or_else(bad)?,
             b"CapEff" => status.effective = hex(value).ok_or_else(bad)?,
             b"VmLck" => status.locked_kib = first()?,
+            b"VmExe" => status.code_kib = first()?,
             b"VmRSS" => status.resident_kib = first()?,
             b"x86_Thread_features" => status.shadow_stack = value.windows(5).any(|w| w == b"shstk"),
             _ => {}

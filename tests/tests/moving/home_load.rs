@@ -46,18 +46,24 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
 /// Executes a program with an open file, which execve(2) closes.
 const EXECUTES: &str = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
 
+/// Starts a process whose execve(2) waits for a file system.
+fn start_stranger(cluster: &Cluster) -> Result<(StallingFiles, Child)> {
+    let files = StallingFiles::mount(cluster, 1, Waiting::Closes)?;
+    files.stall(cluster)?;
+    let mut stranger = cluster.command(1, "python3");
+    let stranger = stranger.args(["-c", EXECUTES, stalling_files::FILE]).spawn()?;
+    let closes = || files.waited(cluster).is_ok_and(|waited| waited > 0);
+    wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
+    Ok((files, stranger))
+}
+
 /// A process of another user executes a program, which closes a file, and the file system does not
 /// answer. Meanwhile a comparison of that process's descriptors (kcmp(2)) waits, and on some kernels a
 /// read of `/proc/PID/stat` too. No call of a program away waits, and `mps` does not either.
 #[test]
 fn execve_of_another_user_delays_no_call() -> Result<()> {
     let cluster = Cluster::without_quotas("stranger-executes", 2)?;
-    let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
-    files.stall(&cluster)?;
-    let mut stranger = cluster.command(1, "python3");
-    let mut stranger = stranger.args(["-c", EXECUTES, stalling_files::FILE]).spawn()?;
-    let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
-    wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
+    let (files, mut stranger) = start_stranger(&cluster)?;
     cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
     let siblings = Siblings::start(&cluster, "-2", "0.3", &["transfers", "/tmp/block"])?;
     let waits = |shim: &i32| has_uninterruptible_thread(*shim, "timed");
@@ -69,6 +75,41 @@ fn execve_of_another_user_delays_no_call() -> Result<()> {
     stranger.wait()?;
     listed?;
     end
+}
+
+/// A program that shares memory with its child.
+const SHARES: &str = "
+import mmap, os, sys, time
+memory = mmap.mmap(-1, 4096)
+child = os.fork()
+if child == 0:
+    while memory[0] == 0:
+        time.sleep(0.01)
+    memory[1] = 7
+    os._exit(0)
+print('shared', flush=True)
+sys.stdin.read()
+memory[0] = 1
+os.waitpid(child, 0)
+print('PASS' if memory[1] == 7 else 'FAIL')
+";
+
+/// When processes that share memory are to leave, home reads the mappings of all processes. Those
+/// of a process in such an execve cannot be read, and share nothing.
+#[test]
+fn execve_of_another_user_delays_no_group() -> Result<()> {
+    let cluster = Cluster::without_quotas("group-beside-execve", 2)?;
+    let (files, mut stranger) = start_stranger(&cluster)?;
+    let mut running = Running::python(&cluster, &["-L"], SHARES, "shared")?;
+    for to in ["2", "home", "2"] {
+        cluster.migrate(running.pid, to)?;
+    }
+    files.release(&cluster)?;
+    stranger.wait()?;
+    running.close_input();
+    let outcome = running.finish(RUN_TIMEOUT)?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
 }
 
 /// The same happens to a process that ternd reads again and again, since it was started with mosrun.

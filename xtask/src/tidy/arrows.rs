@@ -4,9 +4,10 @@
 //!  ids                       identifiers; any crate may depend on it
 //!  cgroup                    the machine's control groups
 //!  balancer                  decides where processes run; pure, so it depends only on ids
-//!  load                      a node's resources and load; reads its limits through cgroup
 //!  gossip                    membership of the cluster
 //!  syscall  control  wire    the protocols
+//!  load                      a node's resources and load; reads its limits through cgroup, and
+//!                            processes through control
 //!  tracee ─ image            the state of a process
 //!  migrate                   the migration protocol
 //!  guest    deputy           the two halves of a process, independent of each other
@@ -33,7 +34,7 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
-    ("tern-load", &["tern-cgroup"]),
+    ("tern-load", &["tern-cgroup", "tern-control"]),
     ("tern-syscall", &[]),
     ("tern-control", &[]),
     ("tern-gossip", &[]),

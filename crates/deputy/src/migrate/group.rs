@@ -24,7 +24,8 @@ use crate::process::state::{MigrationTask, State};
 use crate::process::waits::WhenStopped;
 use crate::shim::Shim;
 use crate::shm::openers::is_shim;
-use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, shared_maps, shared_refusal};
+use crate::shm::shared_memory::MapQuestion;
+use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, shared_by, shared_refusal};
 use std::collections::{BTreeSet, HashSet};
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId};
@@ -83,7 +84,13 @@ impl Shim {
     /// # Errors
     /// Why they cannot leave. Processes that were not seized before are then detached again.
     pub(crate) fn seize_group(&mut self, pid: HomePid) -> Result<Vec<HomePid>, GroupRefusal> {
-        let sharers = Sharers::of(pid.0, &|pid| self.program_maps(pid)).map_err(|_gone| not_found(pid))?;
+        let objects = shared_by(pid.0, &|pid| self.program_maps(pid)).map_err(|_gone| not_found(pid))?;
+        let maps = if objects.is_empty() {
+            SharedMaps::new()
+        } else {
+            self.shared_memory.shared_maps(MapQuestion::Group(pid)).map_err(Unopened::into_refusal)?
+        };
+        let sharers = Sharers::among(&maps, pid.0, objects, &|pid| self.program_maps(pid));
         let all: Vec<HomePid> = sharers.pids.iter().map(|pid| HomePid(*pid)).collect();
         // If two shims each hold some of the group, one of them must detach. So a shim holds none
         // of the group while it waits.
@@ -119,13 +126,7 @@ impl Shim {
                 joined => joined?,
             }
         }
-        self.open_objects(sharers).map_err(|unopened| match unopened {
-            Unopened::Refused(refusal) => refusal,
-            Unopened::ScanPending => shared_refusal(
-                "home is still checking which other processes have its shared memory open".into(),
-                true,
-            ),
-        })
+        self.open_objects(sharers).map_err(Unopened::into_refusal)
     }
 
     /// Detaches from processes at home that were seized in vain.
@@ -225,7 +226,7 @@ impl Shim {
             return;
         }
         let group = self.processes_in_migration(migration);
-        // While the scan for other openers is pending, this is done again on each turn.
+        // While a scan is pending, this is done again on each turn.
         if let Err(Unopened::Refused((refusal, is_transient))) =
             self.add_missing_sharers(&group, migration, peer)
         {
@@ -250,7 +251,11 @@ impl Shim {
         };
         let objects: HashSet<ObjectId> = group.iter().flat_map(live_objects).collect();
         let pids: BTreeSet<i32> = group.iter().map(|pid| pid.0).collect();
-        let maps = if objects.is_empty() { SharedMaps::new() } else { shared_maps() };
+        let maps = if objects.is_empty() {
+            SharedMaps::new()
+        } else {
+            self.shared_memory.shared_maps(MapQuestion::Stopped(migration))?
+        };
         let rest = maps.iter().filter(|(pid, maps)| !pids.contains(pid) && !maps.is_disjoint(&objects));
         let rest: Vec<HomePid> = rest.map(|(pid, _)| HomePid(*pid)).collect();
         for pid in &rest {
@@ -427,7 +432,7 @@ mod tests {
         let mut attempts = 0;
         let ended = loop {
             let maps = |pid: i32| procfs::smaps(procfs::live_thread(pid));
-            if Sharers::of(pid.0, &maps).is_err() && !not_found(pid).1 {
+            if shared_by(pid.0, &maps).is_err() && !not_found(pid).1 {
                 break child.try_wait().unwrap();
             }
             // A process that has exited and is not waited for shares nothing.

@@ -17,6 +17,8 @@ pub(crate) struct OpenWatch {
     objects: HashMap<i32, ObjectId>,
     /// Opened, and not checked yet.
     opened: HashSet<ObjectId>,
+    /// Number of opens that were reported so far.
+    reports: u64,
 }
 
 impl OpenWatch {
@@ -26,7 +28,7 @@ impl OpenWatch {
     /// If the user's inotify instances are used up.
     pub(crate) fn new(uid: u32) -> io::Result<Self> {
         let fd = crate::inotify::new_instance(uid)?;
-        Ok(Self { fd, objects: HashMap::new(), opened: HashSet::new() })
+        Ok(Self { fd, objects: HashMap::new(), opened: HashSet::new(), reports: 0 })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -63,6 +65,12 @@ impl OpenWatch {
         &self.opened
     }
 
+    /// Number of opens that were reported so far.
+    pub(crate) fn reports(&mut self) -> u64 {
+        self.read();
+        self.reports
+    }
+
     /// The opens of this object were checked.
     pub(crate) fn opens_checked(&mut self, id: ObjectId) {
         self.opened.remove(&id);
@@ -73,6 +81,7 @@ impl OpenWatch {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         while let Ok(event) = reader.next() {
+            self.reports += 1;
             let known = self.objects.get(&event.wd()).copied();
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.opened.extend(self.objects.values());

@@ -7,7 +7,8 @@
 //! blocked until the processes are home ([`super::open_blocker`]).
 
 use super::openers::Opener;
-use super::sharers::shared_maps;
+use super::shared_memory::MapQuestion;
+use super::sharers::Unopened;
 use crate::process::Process;
 use crate::process::state::State;
 use crate::shim::Shim;
@@ -30,15 +31,21 @@ impl Shim {
             let away =
                 sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
             let files: HashSet<(u64, u64)> = self.shared_memory.inode_of(id).into_iter().collect();
-            let maps = |these: &BTreeSet<i32>| {
-                shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id))
-            };
             let other = match away.map(|_pid| self.shared_memory.find_opener(files, these.clone())) {
                 // Asked again when the scan has ended.
                 Some(Opener::Pending) => continue,
                 Some(Opener::Process(other)) => Some(format!("process {other} has")),
                 Some(Opener::Unknown) => Some("a process may have".to_owned()),
-                Some(Opener::None) => maps(&these).map(|(other, _)| format!("process {other} has")),
+                Some(Opener::None) => match self.shared_memory.shared_maps(MapQuestion::Opened(id)) {
+                    Err(Unopened::ScanPending) => continue,
+                    Err(Unopened::Refused(_)) => Some("a process may have".to_owned()),
+                    Ok(all) => {
+                        let maps = |(pid, maps): &(&i32, &HashSet<ObjectId>)| {
+                            !these.contains(pid) && maps.contains(&id)
+                        };
+                        all.iter().find(maps).map(|(other, _)| format!("process {other} has"))
+                    }
+                },
                 None => None,
             };
             self.shared_memory.opens_checked(id);

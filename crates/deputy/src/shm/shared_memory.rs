@@ -3,8 +3,9 @@
 
 use super::open_blocker::OpenBlocker;
 use super::open_watch::OpenWatch;
-use super::openers::{Opener, OpenerScanner};
-use super::sharers::{Sharers, Unopened, shared_refusal};
+use super::openers::{Opener, find_opener};
+use super::scan::ScanThread;
+use super::sharers::{SharedMaps, Sharers, Unopened, scan_shared_maps, shared_refusal};
 use crate::waker::Waker;
 use rustix::fs::SealFlags;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -12,7 +13,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use tern_ids::HomePid;
+use tern_control::ProcessReader;
+use tern_ids::{HomePid, MigrationId};
 use tern_image::object::{ObjectId, SharedObjects};
 
 /// The objects that processes away share.
@@ -28,8 +30,27 @@ pub(crate) struct SharedMemory {
     open_watch: Option<OpenWatch>,
     /// Blocks opens for writing, if possible.
     open_blocker: Option<OpenBlocker>,
-    scanner: OpenerScanner,
+    opener_scans: ScanThread<OpenerQuestion, Opener>,
+    map_scans: ScanThread<MapQuestion, Result<SharedMaps, i32>>,
+    reader: ProcessReader,
+    /// Number of calls of [`uncheck`](Self::uncheck).
+    unchecks: u64,
     waker: Waker,
+}
+
+/// The files that a scan looks for, the processes that it leaves out, and the number of reports that
+/// came before it: a process that is reported later is not found.
+type OpenerQuestion = (HashSet<(u64, u64)>, BTreeSet<i32>, u64);
+
+/// Why the shared memory of all processes is examined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MapQuestion {
+    /// This process is to leave with those that share its memory.
+    Group(HomePid),
+    /// The processes of a migration are stopped.
+    Stopped(MigrationId),
+    /// A process has opened this object.
+    Opened(ObjectId),
 }
 
 impl SharedMemory {
@@ -40,7 +61,10 @@ impl SharedMemory {
             unchecked_inodes: HashSet::new(),
             open_watch: None,
             open_blocker: None,
-            scanner: OpenerScanner::new(waker.clone()),
+            opener_scans: ScanThread::new(waker.clone()),
+            map_scans: ScanThread::new(waker.clone()),
+            reader: ProcessReader::default(),
+            unchecks: 0,
             waker,
         }
     }
@@ -120,6 +144,7 @@ impl SharedMemory {
     /// Marks an object that other processes may have open, until a scan shows otherwise.
     pub(super) fn uncheck(&mut self, id: ObjectId) {
         self.unchecked_inodes.extend(self.inodes.get(&id));
+        self.unchecks += 1;
     }
 
     /// As [`uncheck`](Self::uncheck), for all objects that were opened by name just now.
@@ -169,7 +194,27 @@ impl SharedMemory {
 
     /// A process other than `these` that has one of these files open.
     pub(super) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
-        self.scanner.find(files, these)
+        let reports = self.open_watch.as_mut().map_or(0, OpenWatch::reports);
+        let question = (files.clone(), these.clone(), reports + self.unchecks);
+        let reader = self.reader.clone();
+        let found = self.opener_scans.result(question, move || find_opener(&reader, files, &these));
+        found.unwrap_or(Opener::Pending)
+    }
+
+    /// The shared memory of all processes, as of a time after the question was first asked.
+    ///
+    /// # Errors
+    /// If the scan has not ended, or if a process cannot be examined.
+    pub(crate) fn shared_maps(&mut self, question: MapQuestion) -> Result<SharedMaps, Unopened> {
+        let reader = self.reader.clone();
+        match self.map_scans.result(question, move || scan_shared_maps(&reader)) {
+            Some(Ok(maps)) => Ok(maps),
+            Some(Err(pid)) => {
+                let why = format!("the memory of process {pid} cannot be examined in time");
+                Err(shared_refusal(why, true).into())
+            }
+            None => Err(Unopened::ScanPending),
+        }
     }
 
     /// Readable when an object was opened by name.

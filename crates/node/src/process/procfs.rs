@@ -5,9 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 use tern_control::procfs::read_text;
-use tern_control::{Refusal, RefusalKind};
+use tern_control::{ProcessReader, ReadError, Refusal, RefusalKind};
 use tern_ids::HomePid;
-use tern_load::{ProcessReader, ReadError};
 
 /// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
 const TICKS_PER_S: f64 = 100.0;

@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::{fs, io};
-use tern_control::{Advice, Lock, ProcessRow, StartedAs, Usage};
+use tern_control::{Advice, Lock, ProcessRow, ReadError, StartedAs, Usage};
 use tern_ids::{HomePid, NodeId};
-use tern_load::{ProcessScanner, ReadError, ScanScope};
+use tern_load::{ProcessScanner, ScanScope};
 
 /// Registrations of ended processes are dropped when the number of registrations is a multiple of
 /// this.

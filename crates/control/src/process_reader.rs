@@ -5,14 +5,14 @@
 //! for a file server, for ever. A read of `cmdline` may wait for a page fault of the process. So
 //! without a limit any user could stop a node's scan of its processes.
 
-use crate::task::real_user;
+use crate::procfs::read_text;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a read may take. Most take some ten microseconds.
+/// How long the reads of a process may take. Most take some ten microseconds.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// With fewer overdue reads, they are not counted by user.
@@ -96,6 +96,19 @@ impl ProcessReader {
         pid: i32,
         read: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Result<T, ReadError> {
+        self.read_within(TIMEOUT, pid, read)
+    }
+
+    /// As [`read`](Self::read), with another time limit.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_within<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        pid: i32,
+        read: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Result<T, ReadError> {
         let idle = {
             let mut state = lock(&self.0);
             if state.overdue.contains_key(&pid) || state.overdue.len() >= MAX_OVERDUE {
@@ -113,15 +126,18 @@ impl ProcessReader {
         };
         let progress = Arc::default();
         let job = Job { pid, read: Box::new(read), progress: Arc::clone(&progress), thread: thread.clone() };
-        thread.send(job).map_err(|_| ReadError::Overdue)?;
-        replies.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
-            let mut state = lock(&self.0);
-            let progress = lock(&progress);
-            if !progress.has_ended {
-                state.overdue.insert(pid, progress.user);
-            }
-            Err(ReadError::Overdue)
-        })
+        thread.send(job).map_err(|_ended| ReadError::Overdue)?;
+        let error = match replies.recv_timeout(timeout) {
+            Ok(found) => return found,
+            Err(error) => error,
+        };
+        let mut state = lock(&self.0);
+        let progress = lock(&progress);
+        // If the read has panicked, it is not overdue.
+        if error == RecvTimeoutError::Timeout && !progress.has_ended {
+            state.overdue.insert(pid, progress.user);
+        }
+        Err(ReadError::Overdue)
     }
 }
 
@@ -152,10 +168,15 @@ fn refusal(state: &Mutex<State>, pid: i32, progress: &Mutex<Progress>) -> Option
     if lock(state).overdue.len() < MIN_COUNTED {
         return None;
     }
-    let user = std::fs::read(format!("/proc/{pid}/status")).ok().and_then(|text| real_user(&text))?;
+    let user = real_user(&read_text(format!("/proc/{pid}/status")).ok()?)?;
     lock(progress).user = Some(user);
     let same = lock(state).overdue.values().filter(|one| **one == Some(user)).count();
     (user != 0 && same >= MAX_PER_USER).then_some(ReadError::Overdue)
+}
+
+/// The real user in `/proc/PID/status`.
+fn real_user(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
 }
 
 /// Records the end of a read when it is dropped, also after a panic.
