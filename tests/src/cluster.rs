@@ -310,6 +310,27 @@ impl Cluster {
         }
         text
     }
+
+    /// The logs of all shims that mention a process.
+    pub fn shim_logs(&self, pid: i32) -> String {
+        /// Number of lines of each, from its end.
+        const LINES: usize = 60;
+        let is_mentioned = |line: &str| line.split([' ', '}']).any(|word| word == format!("pid={pid}"));
+        let mut text = String::new();
+        for node in self.lab.nodes() {
+            let Ok(shims) = node.path("/run/tern/shims") else { continue };
+            for log in logs(&shims) {
+                let whole = std::fs::read(&log).unwrap_or_default();
+                let whole = String::from_utf8_lossy(&whole);
+                let lines: Vec<&str> = whole.lines().collect();
+                if lines.iter().any(|line| is_mentioned(line)) {
+                    let end = lines[lines.len().saturating_sub(LINES)..].join("\n");
+                    text += &format!("-- node {}: {}\n{end}\n", node.number(), log.display());
+                }
+            }
+        }
+        text
+    }
 }
 
 impl Drop for Cluster {

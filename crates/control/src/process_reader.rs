@@ -6,14 +6,19 @@
 //! without a limit any user could stop a node's scan of its processes.
 
 use crate::procfs::read_text;
+use rustix::thread::gettid;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long the reads of a process may take. Most take some ten microseconds.
-const TIMEOUT: Duration = Duration::from_millis(100);
+/// A read is overdue if its thread is blocked for this time. Most reads take some ten microseconds.
+/// On a busy machine a thread may also have to wait for a CPU, which does not count.
+const MAX_BLOCKED: Duration = Duration::from_millis(100);
+
+/// The maximum duration of a read in any case.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// With fewer overdue reads, they are not counted by user.
 const MIN_COUNTED: usize = 4;
@@ -75,6 +80,8 @@ struct Job {
 
 #[derive(Debug, Default)]
 struct Progress {
+    /// The thread that reads.
+    thread: Option<i32>,
     user: Option<u32>,
     has_ended: bool,
 }
@@ -86,26 +93,13 @@ impl fmt::Debug for Job {
 }
 
 impl ProcessReader {
-    /// Reads about a process. Waits for at most 100 ms.
+    /// Reads about a process. Waits until the read is over, or is blocked for 100 ms.
     ///
     /// # Errors
     /// [`ReadError::Gone`] if `read` finds nothing, [`ReadError::Overdue`] if it takes too long. A
     /// read that is overdue goes on, and no other of the same process begins before it has ended.
     pub fn read<T: Send + 'static>(
         &self,
-        pid: i32,
-        read: impl FnOnce() -> Option<T> + Send + 'static,
-    ) -> Result<T, ReadError> {
-        self.read_within(TIMEOUT, pid, read)
-    }
-
-    /// As [`read`](Self::read), with another time limit.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub fn read_within<T: Send + 'static>(
-        &self,
-        timeout: Duration,
         pid: i32,
         read: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Result<T, ReadError> {
@@ -127,14 +121,24 @@ impl ProcessReader {
         let progress = Arc::default();
         let job = Job { pid, read: Box::new(read), progress: Arc::clone(&progress), thread: thread.clone() };
         thread.send(job).map_err(|_ended| ReadError::Overdue)?;
-        let error = match replies.recv_timeout(timeout) {
-            Ok(found) => return found,
-            Err(error) => error,
-        };
+        let (begun, mut before) = (Instant::now(), None);
+        loop {
+            match replies.recv_timeout(MAX_BLOCKED) {
+                Ok(found) => return found,
+                // The read has panicked.
+                Err(RecvTimeoutError::Disconnected) => return Err(ReadError::Gone),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let thread = lock(&progress).thread;
+            let now = thread.and_then(blocked_since);
+            if now.is_some() && now == before || begun.elapsed() > TIMEOUT {
+                break;
+            }
+            before = now;
+        }
         let mut state = lock(&self.0);
         let progress = lock(&progress);
-        // If the read has panicked, it is not overdue.
-        if error == RecvTimeoutError::Timeout && !progress.has_ended {
+        if !progress.has_ended {
             state.overdue.insert(pid, progress.user);
         }
         Err(ReadError::Overdue)
@@ -149,6 +153,7 @@ fn start_thread(state: &Arc<Mutex<State>>) -> Option<Sender<Job>> {
     let work = move || {
         for Job { pid, read, progress, thread } in jobs {
             let Some(state) = state.upgrade() else { break };
+            lock(&progress).thread = Some(gettid().as_raw_nonzero().get());
             let ended = EndsRead { pid, state: &state, progress: &progress };
             read(refusal(&state, pid, &progress));
             drop(ended);
@@ -160,6 +165,17 @@ fn start_thread(state: &Arc<Mutex<State>>) -> Option<Sender<Job>> {
     };
     let builder = std::thread::Builder::new().name("processes".into()).stack_size(STACK_SIZE);
     builder.spawn(work).ok().map(|_| thread)
+}
+
+/// The number of times that a thread of this process has gone to sleep, if it sleeps. If the number
+/// does not change, the thread has slept all the time.
+fn blocked_since(tid: i32) -> Option<u64> {
+    let status = read_text(format!("/proc/self/task/{tid}/status")).ok()?;
+    let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    if value("State:")?.starts_with('R') {
+        return None;
+    }
+    value("voluntary_ctxt_switches:")?.parse().ok()
 }
 
 /// Why a read is not begun: too many of the same user's are overdue. Only the total is limited for
@@ -221,7 +237,7 @@ mod tests {
         assert_eq!(reader.read(1, move || released.recv().ok()), Err(ReadError::Overdue));
         let begun = Instant::now();
         assert_eq!(reader.read(1, || Some(7)), Err(ReadError::Overdue));
-        assert!(begun.elapsed() < TIMEOUT, "it does not wait a second time");
+        assert!(begun.elapsed() < MAX_BLOCKED, "it does not wait a second time");
         assert_eq!(reader.read(2, || Some(8)), Ok(8));
         drop(release);
         wait_until(|| reader.read(1, || Some(7)) == Ok(7));
@@ -249,7 +265,7 @@ mod tests {
     fn panic_is_the_end_of_its_read_only() {
         let reader = ProcessReader::default();
         let panics = || -> Option<i32> { std::panic::resume_unwind(Box::new(())) };
-        assert_eq!(reader.read(1, panics), Err(ReadError::Overdue));
+        assert_eq!(reader.read(1, panics), Err(ReadError::Gone));
         assert_eq!(reader.read(1, || Some(7)), Ok(7));
     }
 

@@ -121,8 +121,8 @@ impl ProcessScanner {
     }
 
     /// Scans processes, in the given order, with their rates since the last scan. Processes that
-    /// were in the last scan and are not in this one are dropped. A process that has been executing
-    /// a program for over 100 ms is as at its last scan, or left out if it is new.
+    /// were in the last scan and are not in this one are dropped. A process that waits in an
+    /// execve(2) is as at its last scan, or left out if it is new.
     pub fn scan(&mut self, which: ScanScope<'_>) -> Vec<ProcessSample> {
         self.scans = self.scans.wrapping_add(1);
         let listed: Vec<(i32, u64)> = match which {

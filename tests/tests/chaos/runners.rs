@@ -112,7 +112,8 @@ fn run_one(
         let _gone = chaos.cluster.run(1, &["kill", "-KILL", &pid.to_string()]);
         format!("pid {pid}\n{state}")
     })?;
-    judge(chaos, &end, &expected, was_endangered, was_limited).with_context(|| format!("pid {pid}"))
+    judge(chaos, &end, &expected, was_endangered, was_limited)
+        .with_context(|| format!("pid {pid}, limited {was_limited}\n{}", chaos.cluster.shim_logs(pid)))
 }
 
 /// Whether a program has ended as it should. It may have been endangered, or on a node whose memory

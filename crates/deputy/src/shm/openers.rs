@@ -34,8 +34,7 @@ pub(super) fn find_opener(
     let (files, deadline) = (Arc::new(files), Instant::now() + SCAN_TIMEOUT);
     for pid in all_pids().filter(|pid| !these.contains(pid)) {
         let files = Arc::clone(&files);
-        let left = deadline.saturating_duration_since(Instant::now());
-        match reader.read_within(left, pid, move || opener(pid, &files, deadline)) {
+        match reader.read(pid, move || opener(pid, &files, deadline)) {
             Ok(Opener::None) | Err(ReadError::Gone) => {}
             Ok(found) => return found,
             Err(ReadError::Overdue) => return Opener::Unknown,

@@ -2,16 +2,11 @@
 
 use super::openers::{all_pids, is_shim};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::Duration;
 use tern_control::{ProcessReader, ReadError, Refusal, RefusalKind};
 use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
 use tern_tracee::procfs::{self, Mapping};
-
-/// How long it may take to read the mappings of a process. 65,530 of them, the kernel's limit, take
-/// some 50 ms.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The shared memory that each process maps, by pid.
 pub(crate) type SharedMaps = HashMap<i32, HashSet<ObjectId>>;
@@ -83,7 +78,7 @@ pub(super) fn scan_shared_maps(reader: &ProcessReader) -> Result<SharedMaps, i32
         if !has_program() {
             continue;
         }
-        match reader.read_within(TIMEOUT, pid, move || shared_maps_of(pid)) {
+        match reader.read(pid, move || shared_maps_of(pid)) {
             Ok(shared) => drop(all.insert(pid, shared)),
             Err(ReadError::Overdue) if has_program() => return Err(pid),
             Err(ReadError::Overdue | ReadError::Gone) => {}

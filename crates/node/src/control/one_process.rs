@@ -9,10 +9,6 @@ use tern_control::{
 };
 use tern_ids::{HomePid, NodeId};
 
-fn gone(pid: HomePid) -> Refusal {
-    Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"))
-}
-
 /// The row of any process of this node. The command line of a process that no shim holds is shown
 /// only to its owner and root, as the system may hide it from others (`hidepid`).
 pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRow, Refusal> {
@@ -34,7 +30,7 @@ pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRo
     } else {
         node.balancing.refusal(pid).unwrap_or_default()
     };
-    let uid = procfs::uids(pid.0).ok_or_else(|| gone(pid))?.0;
+    let uid = procfs::uids(pid.0).map_err(|e| procfs::refusal(pid, e))?.0;
     let may_see = caller.is_root() || caller.uid == uid;
     Ok(ProcessRow {
         pid,

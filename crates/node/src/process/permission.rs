@@ -15,7 +15,8 @@ use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tern_control::{Refusal, RefusalKind};
+use tern_control::{ReadError, Refusal, RefusalKind};
+use tern_ids::HomePid;
 
 /// The sender of a request, from the credentials of its socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +81,7 @@ pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
 
 /// Checks that this caller may move this process.
 pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Result<(), Refusal> {
-    let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
-    let (_, effective) = Some(pid).filter(|pid| *pid > 0).and_then(procfs::uids).ok_or_else(gone)?;
+    let (_, effective) = procfs::uids(pid).map_err(|e| procfs::refusal(HomePid(pid), e))?;
     if is_part_of_tern(config, pid) {
         let what = format!("ternd: process {pid} is part of Tern, which is never moved");
         return Err(Refusal::new(RefusalKind::CannotMove, what));
@@ -105,7 +105,7 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
     match child.and_then(wait_or_kill) {
         Ok(Some(ALLOWED)) => Ok(()),
         Ok(Some(DENIED)) => Err(denied("is not yours to move")),
-        Ok(Some(GONE)) => Err(gone()),
+        Ok(Some(GONE)) => Err(procfs::refusal(HomePid(pid), ReadError::Gone)),
         Ok(None) => {
             let what = format!("busy: process {pid} is executing a program; try again");
             Err(Refusal::new(RefusalKind::CannotMove, what))

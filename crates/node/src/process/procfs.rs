@@ -21,8 +21,8 @@ pub(crate) struct ProcStat {
     pub(crate) zombie: bool,
 }
 
-/// Finds out something about another process. Waits for at most 100 ms, since the process may be
-/// executing a program and wait for a file server.
+/// Finds out something about another process, with a limit of 100 ms on the time for which that is
+/// blocked: the process may be executing a program and wait for a file server.
 ///
 /// # Errors
 /// As [`ProcessReader::read`].
@@ -75,14 +75,17 @@ fn parse_stat(stat: &str) -> Option<ProcStat> {
     })
 }
 
-/// Real and effective user. None also if they cannot be read in time.
-pub(crate) fn uids(pid: i32) -> Option<(u32, u32)> {
+/// Real and effective user.
+///
+/// # Errors
+/// As [`read_limited`].
+pub(crate) fn uids(pid: i32) -> Result<(u32, u32), ReadError> {
     let read = move || {
         let status = read_text(format!("/proc/{pid}/status")).ok()?;
         let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     };
-    read_limited(pid, read).ok()
+    read_limited(pid, read)
 }
 
 /// The command line, or the name if the command line is empty or cannot be read in time.

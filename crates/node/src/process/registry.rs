@@ -226,7 +226,7 @@ impl Registry {
             };
             Some(ProcessRow {
                 pid: HomePid(pid),
-                uid: procfs::uids(pid)?.0,
+                uid: procfs::uids(pid).ok()?.0,
                 r#where: Some(node),
                 from: None,
                 state: "home".into(),
