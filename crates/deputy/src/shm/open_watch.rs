@@ -81,8 +81,9 @@ impl OpenWatch {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         while let Ok(event) = reader.next() {
-            self.reports += 1;
             let known = self.objects.get(&event.wd()).copied();
+            // Not counted: the end of a watch.
+            self.reports += u64::from(event.events().contains(ReadFlags::OPEN));
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.opened.extend(self.objects.values());
             } else {

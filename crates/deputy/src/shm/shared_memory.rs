@@ -33,8 +33,6 @@ pub(crate) struct SharedMemory {
     opener_scans: ScanThread<OpenerQuestion, Opener>,
     map_scans: ScanThread<MapQuestion, Result<SharedMaps, i32>>,
     reader: ProcessReader,
-    /// Number of calls of [`uncheck`](Self::uncheck).
-    unchecks: u64,
     waker: Waker,
 }
 
@@ -64,7 +62,6 @@ impl SharedMemory {
             opener_scans: ScanThread::new(waker.clone()),
             map_scans: ScanThread::new(waker.clone()),
             reader: ProcessReader::default(),
-            unchecks: 0,
             waker,
         }
     }
@@ -144,7 +141,6 @@ impl SharedMemory {
     /// Marks an object that other processes may have open, until a scan shows otherwise.
     pub(super) fn uncheck(&mut self, id: ObjectId) {
         self.unchecked_inodes.extend(self.inodes.get(&id));
-        self.unchecks += 1;
     }
 
     /// As [`uncheck`](Self::uncheck), for all objects that were opened by name just now.
@@ -195,7 +191,7 @@ impl SharedMemory {
     /// A process other than `these` that has one of these files open.
     pub(super) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
         let reports = self.open_watch.as_mut().map_or(0, OpenWatch::reports);
-        let question = (files.clone(), these.clone(), reports + self.unchecks);
+        let question = (files.clone(), these.clone(), reports);
         let reader = self.reader.clone();
         let found = self.opener_scans.result(question, move || find_opener(&reader, files, &these));
         found.unwrap_or(Opener::Pending)
