@@ -30,7 +30,7 @@ const MAX_PER_USER: usize = 4;
 const MAX_OVERDUE: usize = 256;
 
 /// Threads without work that are kept.
-const MAX_IDLE: usize = 4;
+const MAX_IDLE: usize = 1;
 
 /// Stack of a thread, in bytes.
 const STACK_SIZE: usize = 128 << 10;
@@ -71,12 +71,15 @@ struct State {
 /// A read for one caller.
 struct Job {
     pid: i32,
-    /// Reads and replies, or replies with the reason why it is refused.
-    read: Box<dyn FnOnce(Option<ReadError>) + Send>,
+    /// Reads, unless there is a reason to refuse that.
+    read: Box<dyn FnOnce(Option<ReadError>) -> SendReply + Send>,
     progress: Arc<Mutex<Progress>>,
     /// The thread that executes this.
     thread: Sender<Job>,
 }
+
+/// Sends the reply to the caller.
+type SendReply = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug, Default)]
 struct Progress {
@@ -113,10 +116,10 @@ impl ProcessReader {
         // Without a thread nothing is known of the process, as if its read did not end.
         let thread = idle.or_else(|| start_thread(&self.0)).ok_or(ReadError::Overdue)?;
         let (reply, replies) = channel();
-        let read = move |refused: Option<ReadError>| {
+        let read = move |refused: Option<ReadError>| -> SendReply {
             let found = refused.map_or_else(|| read().ok_or(ReadError::Gone), Err);
             // After the timeout it is dropped.
-            let _unwanted = reply.send(found);
+            Box::new(move || drop(reply.send(found)))
         };
         let progress = Arc::default();
         let job = Job { pid, read: Box::new(read), progress: Arc::clone(&progress), thread: thread.clone() };
@@ -155,12 +158,15 @@ fn start_thread(state: &Arc<Mutex<State>>) -> Option<Sender<Job>> {
             let Some(state) = state.upgrade() else { break };
             lock(&progress).thread = Some(gettid().as_raw_nonzero().get());
             let ended = EndsRead { pid, state: &state, progress: &progress };
-            read(refusal(&state, pid, &progress));
+            let reply = read(refusal(&state, pid, &progress));
             drop(ended);
-            let mut state = lock(&state);
-            if state.idle.len() < MAX_IDLE {
-                state.idle.push(thread);
+            // Before the reply, so that the caller's next read uses this thread.
+            let mut guarded = lock(&state);
+            if guarded.idle.len() < MAX_IDLE {
+                guarded.idle.push(thread);
             }
+            drop(guarded);
+            reply();
         }
     };
     let builder = std::thread::Builder::new().name("processes".into()).stack_size(STACK_SIZE);
