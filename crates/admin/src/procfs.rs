@@ -3,9 +3,8 @@
 use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::LazyLock;
 use tern_control::procfs::read_text;
-use tern_control::{ProcessReader, ReadError};
+use tern_control::{ReadError, read_process};
 use tern_ids::HomePid;
 
 fn status(tid: i32) -> Option<String> {
@@ -39,12 +38,11 @@ pub(crate) fn owner(pid: HomePid) -> Option<(u32, u32)> {
 /// # Errors
 /// EAGAIN if it cannot be read now, because the process waits in an execve(2).
 pub(crate) fn start_time(pid: HomePid) -> Result<Option<u64>, Errno> {
-    static READER: LazyLock<ProcessReader> = LazyLock::new(ProcessReader::default);
     let read = move || {
         let stat = read_text(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
     };
-    match READER.read(pid.0, read) {
+    match read_process(pid.0, read) {
         Ok(start_time) => Ok(Some(start_time)),
         Err(ReadError::Gone) => Ok(None),
         Err(ReadError::Overdue) => Err(Errno::AGAIN),

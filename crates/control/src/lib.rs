@@ -41,7 +41,7 @@ pub use advice::{Advice, DecayClass, Workload};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use costs::{Costs, LinkRow, MigrationCosts};
 pub use gatekeeper::{GatekeeperJob, GatekeeperReply, GatekeeperRequest};
-pub use process_reader::{ProcessReader, ReadError};
+pub use process_reader::{ReadError, read_process};
 pub use report::{
     MigrationReport, NodeRow, PlacedRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };

@@ -10,7 +10,7 @@ use crate::task::{IoCounters, ProcStat, SchedStat, TICKS_PER_SECOND, real_user};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_control::{ProcessReader, ReadError};
+use tern_control::{ReadError, read_process};
 
 /// A process as of a scan.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,7 +76,6 @@ pub enum ScanScope<'a> {
 #[derive(Debug)]
 pub struct ProcessScanner {
     proc: Arc<ProcDir>,
-    reader: ProcessReader,
     reads_io: bool,
     last_reads: HashMap<i32, LastRead>,
     /// Inodes of kernel threads, by PID.
@@ -104,7 +103,6 @@ impl ProcessScanner {
     pub fn new() -> Self {
         Self {
             proc: Arc::new(ProcDir::open()),
-            reader: ProcessReader::default(),
             reads_io: true,
             last_reads: HashMap::new(),
             kernel_threads: HashMap::new(),
@@ -184,7 +182,7 @@ impl ProcessScanner {
 
     fn files(&self, pid: i32) -> Result<ProcessFiles, ReadError> {
         let (proc, reads_io) = (Arc::clone(&self.proc), self.reads_io);
-        self.reader.read(pid, move || proc.files(pid, reads_io))
+        read_process(pid, move || proc.files(pid, reads_io))
     }
 
     /// `None` for a kernel thread.

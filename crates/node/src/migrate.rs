@@ -13,7 +13,7 @@ use crate::process::procfs::{self, is_same_process};
 use crate::shim;
 use std::time::Duration;
 use tern_control::{
-    Advice, Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole,
+    Advice, Destination, Lock, ReadError, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole,
 };
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
@@ -33,7 +33,7 @@ fn refused(kind: RefusalKind, message: impl Into<String>) -> Refusal {
 }
 
 fn gone(pid: HomePid) -> Refusal {
-    refused(RefusalKind::NotFound, format!("there is no process {pid}"))
+    procfs::refusal(pid, ReadError::Gone)
 }
 
 /// Held while a process gets its first shim, so that only one is started.

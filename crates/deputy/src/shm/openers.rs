@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_control::{ProcessReader, ReadError};
+use tern_control::{ReadError, read_process};
 use tern_tracee::procfs;
 
 /// After this time a scan ends without a result. A million descriptors take some two seconds.
@@ -26,15 +26,11 @@ pub(crate) enum Opener {
 }
 
 /// A process other than `these` that has one of these files open. For a thread.
-pub(super) fn find_opener(
-    reader: &ProcessReader,
-    files: HashSet<(u64, u64)>,
-    these: &BTreeSet<i32>,
-) -> Opener {
+pub(super) fn find_opener(files: HashSet<(u64, u64)>, these: &BTreeSet<i32>) -> Opener {
     let (files, deadline) = (Arc::new(files), Instant::now() + SCAN_TIMEOUT);
     for pid in all_pids().filter(|pid| !these.contains(pid)) {
         let files = Arc::clone(&files);
-        match reader.read(pid, move || opener(pid, &files, deadline)) {
+        match read_process(pid, move || opener(pid, &files, deadline)) {
             Ok(Opener::None) | Err(ReadError::Gone) => {}
             Ok(found) => return found,
             Err(ReadError::Overdue) => return Opener::Unknown,

@@ -13,7 +13,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use tern_control::ProcessReader;
 use tern_ids::{HomePid, MigrationId};
 use tern_image::object::{ObjectId, SharedObjects};
 
@@ -32,7 +31,6 @@ pub(crate) struct SharedMemory {
     open_blocker: Option<OpenBlocker>,
     opener_scans: ScanThread<OpenerQuestion, Opener>,
     map_scans: ScanThread<MapQuestion, Result<SharedMaps, i32>>,
-    reader: ProcessReader,
     waker: Waker,
 }
 
@@ -61,7 +59,6 @@ impl SharedMemory {
             open_blocker: None,
             opener_scans: ScanThread::new(waker.clone()),
             map_scans: ScanThread::new(waker.clone()),
-            reader: ProcessReader::default(),
             waker,
         }
     }
@@ -192,8 +189,7 @@ impl SharedMemory {
     pub(super) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
         let reports = self.open_watch.as_mut().map_or(0, OpenWatch::reports);
         let question = (files.clone(), these.clone(), reports);
-        let reader = self.reader.clone();
-        let found = self.opener_scans.result(question, move || find_opener(&reader, files, &these));
+        let found = self.opener_scans.result(question, move || find_opener(files, &these));
         found.unwrap_or(Opener::Pending)
     }
 
@@ -202,8 +198,7 @@ impl SharedMemory {
     /// # Errors
     /// If the scan has not ended, or if a process cannot be examined.
     pub(crate) fn shared_maps(&mut self, question: MapQuestion) -> Result<SharedMaps, Unopened> {
-        let reader = self.reader.clone();
-        match self.map_scans.result(question, move || scan_shared_maps(&reader)) {
+        match self.map_scans.result(question, scan_shared_maps) {
             Some(Ok(maps)) => Ok(maps),
             Some(Err(pid)) => {
                 let why = format!("the memory of process {pid} cannot be examined in time");

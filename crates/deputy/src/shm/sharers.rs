@@ -2,7 +2,7 @@
 
 use super::openers::{all_pids, is_shim};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use tern_control::{ProcessReader, ReadError, Refusal, RefusalKind};
+use tern_control::{ReadError, Refusal, RefusalKind, read_process};
 use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
@@ -69,7 +69,7 @@ fn writable(maps: &[Mapping]) -> HashSet<ObjectId> {
 ///
 /// # Errors
 /// The pid of a process whose mappings could not be read in time.
-pub(super) fn scan_shared_maps(reader: &ProcessReader) -> Result<SharedMaps, i32> {
+pub(super) fn scan_shared_maps() -> Result<SharedMaps, i32> {
     let mut all = SharedMaps::new();
     for pid in all_pids() {
         // Kernel threads have no memory. A process in the middle of an execve has that of the new
@@ -78,7 +78,7 @@ pub(super) fn scan_shared_maps(reader: &ProcessReader) -> Result<SharedMaps, i32
         if !has_program() {
             continue;
         }
-        match reader.read(pid, move || shared_maps_of(pid)) {
+        match read_process(pid, move || shared_maps_of(pid)) {
             Ok(shared) => drop(all.insert(pid, shared)),
             Err(ReadError::Overdue) if has_program() => return Err(pid),
             Err(ReadError::Overdue | ReadError::Gone) => {}

@@ -11,11 +11,11 @@
 //!   `nohup`, its shell has put it into a process group of its own, so it does not count.)
 
 use crate::os::sync::lock;
-use crate::process::procfs::read_limited;
 use crate::process::registry::{RegisteredProcess, Registration};
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
+use tern_control::read_process;
 use tern_load::ProcessSample;
 
 /// Interval of looking up unknown names. A directory service may start after ternd.
@@ -118,7 +118,7 @@ fn is_shell_or_daemon(one: &ProcessSample, all: &HashMap<i32, &ProcessSample>) -
 /// Whether a process is in one of these groups; false if that cannot be read, or not in time.
 fn is_in_groups(pid: i32, groups: &HashSet<u32>) -> bool {
     let read = move || tern_control::procfs::read_text(format!("/proc/{pid}/status")).ok();
-    let status = read_limited(pid, read).unwrap_or_default();
+    let status = read_process(pid, read).unwrap_or_default();
     let lines = status.lines().filter_map(|l| l.strip_prefix("Gid:").or_else(|| l.strip_prefix("Groups:")));
     lines.flat_map(str::split_whitespace).any(|word| word.parse().is_ok_and(|gid| groups.contains(&gid)))
 }

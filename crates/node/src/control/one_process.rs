@@ -6,6 +6,7 @@ use crate::process::process_list;
 use crate::process::procfs::{self, read_stat};
 use tern_control::{
     Advice, Lock, ProcessRow, Refusal, RefusalKind, Reply, StartedAs, SymbolicNode, Usage, executed,
+    read_process,
 };
 use tern_ids::{HomePid, NodeId};
 
@@ -67,7 +68,7 @@ pub(crate) fn resolve_node(node: &Node, pid: HomePid, of: SymbolicNode) -> Optio
         SymbolicNode::Magic => node.magic.get(pid.0).or_else(runs_at),
         SymbolicNode::LastExec => {
             let run_dir = node.config.run_dir.clone();
-            procfs::read_limited(pid.0, move || executed::node_of(&run_dir, pid.0)).ok()
+            read_process(pid.0, move || executed::node_of(&run_dir, pid.0)).ok()
         }
     }
 }

@@ -76,18 +76,18 @@ struct Lineage {
 impl Choices {
     /// The choice in effect for a process at that time: its own, or that of its nearest ancestor.
     /// The process itself is the first of `ancestors`.
-    fn find_choice(&self, ancestors: &[(i32, u64)], tick: u64) -> Option<u16> {
+    fn find_choice(&self, ancestors: impl IntoIterator<Item = (i32, u64)>, tick: u64) -> Option<u16> {
         let mut then = tick;
         for (pid, start) in ancestors {
-            let own = self.chosen.get(pid).filter(|choices| choices.start == *start);
+            let own = self.chosen.get(&pid).filter(|choices| choices.start == start);
             if let Some(node) = own.and_then(|choices| choices.at(then)) {
                 return Some(node);
             }
-            if let Some(node) = self.inherited.get(&(*pid, *start)) {
+            if let Some(node) = self.inherited.get(&(pid, start)) {
                 return Some(*node);
             }
             // The process was forked when it started.
-            then = then.min(*start);
+            then = then.min(start);
         }
         None
     }
@@ -120,10 +120,11 @@ impl NodeChoices {
 
     /// The choice of a process; `None` if neither it nor an ancestor has chosen a node.
     pub(crate) fn get(&self, pid: i32) -> Option<NodeId> {
-        let ancestors = ancestors(pid, |at| {
-            read_stat(at).ok().map(|found| Lineage { parent: found.parent, start: found.start })
-        });
-        lock(&self.state).find_choice(&ancestors, u64::MAX).filter(|node| *node > 0).map(NodeId)
+        let lineage =
+            |at| read_stat(at).ok().map(|found| Lineage { parent: found.parent, start: found.start });
+        // Read before the lock is taken, since a read may be slow.
+        let ancestors: Vec<_> = ancestors(pid, lineage).collect();
+        lock(&self.state).find_choice(ancestors, u64::MAX).filter(|node| *node > 0).map(NodeId)
     }
 
     /// Sets the choice of a process and of its future children.
@@ -175,7 +176,7 @@ impl NodeChoices {
             // Its own choice is not inherited, so the walk starts at the parent.
             let from_parents = || {
                 let ancestors = ancestors(one.parent, |at| found.get(&at).copied());
-                state.find_choice(&ancestors, one.start)
+                state.find_choice(ancestors, one.start)
             };
             Some((key, state.inherited.get(&key).copied().or_else(from_parents)?))
         };
@@ -208,13 +209,13 @@ impl NodeChoices {
 }
 
 /// A process and its ancestors, by pid and start time.
-fn ancestors(pid: i32, find: impl Fn(i32) -> Option<Lineage>) -> Vec<(i32, u64)> {
+fn ancestors(pid: i32, find: impl Fn(i32) -> Option<Lineage>) -> impl Iterator<Item = (i32, u64)> {
     let mut at = pid;
     let ancestor = move || {
         let found = find(at)?;
         Some((std::mem::replace(&mut at, found.parent), found.start))
     };
-    std::iter::from_fn(ancestor).take(MAX_ANCESTORS).collect()
+    std::iter::from_fn(ancestor).take(MAX_ANCESTORS)
 }
 
 #[cfg(test)]

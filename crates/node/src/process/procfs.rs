@@ -3,9 +3,8 @@
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fs;
 use std::path::Path;
-use std::sync::LazyLock;
 use tern_control::procfs::read_text;
-use tern_control::{ProcessReader, ReadError, Refusal, RefusalKind};
+use tern_control::{ReadError, Refusal, RefusalKind, read_process};
 use tern_ids::HomePid;
 
 /// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
@@ -21,25 +20,12 @@ pub(crate) struct ProcStat {
     pub(crate) zombie: bool,
 }
 
-/// Finds out something about another process, with a limit of 100 ms on the time for which that is
-/// blocked: the process may be executing a program and wait for a file server.
-///
-/// # Errors
-/// As [`ProcessReader::read`].
-pub(crate) fn read_limited<T: Send + 'static>(
-    pid: i32,
-    read: impl FnOnce() -> Option<T> + Send + 'static,
-) -> Result<T, ReadError> {
-    static READER: LazyLock<ProcessReader> = LazyLock::new(ProcessReader::default);
-    READER.read(pid, read)
-}
-
 /// Reads `/proc/PID/stat`.
 ///
 /// # Errors
-/// As [`read_limited`].
+/// As [`read_process`].
 pub(crate) fn read_stat(pid: i32) -> Result<ProcStat, ReadError> {
-    read_limited(pid, move || parse_stat(&read_text(format!("/proc/{pid}/stat")).ok()?))
+    read_process(pid, move || parse_stat(&read_text(format!("/proc/{pid}/stat")).ok()?))
 }
 
 /// The refusal of a request about a process that was not read.
@@ -78,19 +64,19 @@ fn parse_stat(stat: &str) -> Option<ProcStat> {
 /// Real and effective user.
 ///
 /// # Errors
-/// As [`read_limited`].
+/// As [`read_process`].
 pub(crate) fn uids(pid: i32) -> Result<(u32, u32), ReadError> {
     let read = move || {
         let status = read_text(format!("/proc/{pid}/status")).ok()?;
         let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     };
-    read_limited(pid, read)
+    read_process(pid, read)
 }
 
 /// The command line, or the name if the command line is empty or cannot be read in time.
 pub(crate) fn command_line(pid: i32) -> String {
-    let line = read_limited(pid, move || fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
+    let line = read_process(pid, move || fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     if !line.trim().is_empty() {
         return line.trim().chars().take(4096).collect();
@@ -107,9 +93,9 @@ pub(crate) fn file_id(path: &Path) -> Option<(u32, u32, u64)> {
 /// The file of the program that a process runs.
 ///
 /// # Errors
-/// As [`read_limited`].
+/// As [`read_process`].
 pub(crate) fn program_id(pid: i32) -> Result<(u32, u32, u64), ReadError> {
-    read_limited(pid, move || file_id(Path::new(&format!("/proc/{pid}/exe"))))
+    read_process(pid, move || file_id(Path::new(&format!("/proc/{pid}/exe"))))
 }
 
 #[cfg(test)]

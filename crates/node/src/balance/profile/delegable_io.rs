@@ -6,11 +6,11 @@
 //! position of each descriptor is in its fdinfo. The bytes by which the positions advance went
 //! through files in order; the rest did not.
 
-use crate::process::procfs::read_limited;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, StatxFlags};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use tern_control::read_process;
 
 /// Maximum number of descriptors that are examined, as each costs a few system calls.
 const MAX_DESCRIPTORS: usize = 16;
@@ -32,7 +32,7 @@ impl DelegableIo {
     /// The share, 0 to 1, of `bytes` that went through files in order. `bytes` is what the process
     /// has read and written since the last call.
     pub(super) fn sequential_share(&mut self, pid: i32, bytes: f64) -> f64 {
-        let now = read_limited(pid, move || positions(pid)).unwrap_or_default();
+        let now = read_process(pid, move || positions(pid)).unwrap_or_default();
         let sequential_share = self.advanced_bytes(&now) as f64 / bytes.max(1.0);
         self.positions = now;
         sequential_share.clamp(0.0, 1.0)
