@@ -10,7 +10,7 @@ use crate::client::caller::magic::MagicLink;
 use crate::client::caller::{CallerCache, node_meant_by};
 use crate::client::cluster_map::CachedMap;
 use crate::client::connection::peer::callback::run_callback_channel;
-use crate::client::connection::peer::{CallError, MountContext, PROBE_INTERVAL, Peer, Response};
+use crate::client::connection::peer::{CallError, MountContext, PROBE_INTERVAL, Peer, Response, WhenLost};
 use crate::client::connection::pending_release::PendingReleases;
 use crate::client::fuse::handle::{Handle, HandleTable};
 use crate::client::fuse::inode::{Inode, InodeTable};
@@ -449,12 +449,14 @@ impl Tree {
     }
 
     /// Renews all renewable leases. When this returns, the tree shows all changes made on its nodes
-    /// before the call.
+    /// before the call. A node that counts as lost is tried again: the caller has just received
+    /// something from that node, so it is up, even if this tree has not noticed yet.
     ///
     /// # Errors
-    /// `EIO` if a node does not respond.
+    /// `EIO` if a node does not respond within the timeout.
     pub(crate) fn renew_all_leases(&self) -> Result<(), Errno> {
         let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
-        peers.iter().filter(|peer| peer.uses_renewable_leases()).try_for_each(|peer| peer.renew_leases())
+        let mut renewable = peers.iter().filter(|peer| peer.uses_renewable_leases());
+        renewable.try_for_each(|peer| peer.renew_leases(WhenLost::Probe))
     }
 }

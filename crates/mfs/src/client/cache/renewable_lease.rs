@@ -12,7 +12,7 @@
 
 use crate::client::cache::unsynced::Boot;
 use crate::client::cache::validity::{TTL_SLACK, ValidityStamp};
-use crate::client::connection::peer::Peer;
+use crate::client::connection::peer::{Peer, WhenLost};
 use crate::client::fuse::inode::Inode;
 use crate::lock;
 use crate::message::{Attributes, Name, OpenId, Release};
@@ -118,9 +118,9 @@ impl Peer {
     ///
     /// # Errors
     /// `EIO` if the node does not respond; the leases then end with their term.
-    pub(crate) fn renew_leases(&self) -> Result<(), Errno> {
+    pub(crate) fn renew_leases(&self, when_lost: WhenLost) -> Result<(), Errno> {
         let requested_at = Instant::now();
-        self.send_renewal()?;
+        self.send_renewal(when_lost)?;
         *lock(&self.renewal.renewed_at) = Some(requested_at);
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Peer {
         if self.renewal.valid_renewal().is_none() {
             let _one = lock(&self.renewal.renewing);
             if self.renewal.valid_renewal().is_none() {
-                self.renew_leases().ok()?;
+                self.renew_leases(WhenLost::Fail).ok()?;
             }
         }
         Some(ValidityStamp::now(self).dated(self.renewal.valid_renewal()?, inodes))

@@ -4,7 +4,8 @@
 //! and waits for the reply itself: so no thread is between the program and the other node's thread,
 //! and there are as many requests in flight as connections. If the connection breaks, the thread
 //! reconnects and sends the request under the same number until its timeout. After that the node
-//! counts as lost, and calls fail at once until it responds again. One call a second probes it.
+//! counts as lost, and calls fail at once until it responds again. One call a second probes it, and
+//! so does each renewal that another service of the node has asked for.
 
 pub(crate) mod callback;
 mod exchange;
@@ -36,6 +37,15 @@ pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long requests to a lost node fail at once, before one of them probes the node again.
 const LOST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The behaviour of a call while its node counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenLost {
+    /// It fails at once, unless it is the call that probes the node.
+    Fail,
+    /// It tries to reach the node until its timeout: there is other evidence that the node is up.
+    Probe,
+}
 
 /// A reply as received.
 #[derive(Debug)]
@@ -235,7 +245,7 @@ impl Peer {
         data: &[u8],
     ) -> Result<Response, CallError> {
         let (can_repeat, expected) = (op.may_retry_after_restart(), Expected::of(&op));
-        let (mut connection, end) = self.take_connection()?;
+        let (mut connection, end) = self.take_connection(WhenLost::Fail)?;
         // Data to be written may fill a frame, so no releases are sent with it.
         let batch = if data.is_empty() { self.pending_releases.take() } else { ReleaseBatch::default() };
         let outgoing = Outgoing::Call(caller.clone(), checks, op, batch);
@@ -263,8 +273,8 @@ impl Peer {
     ///
     /// # Errors
     /// `EIO` if the node is lost.
-    pub(crate) fn send_renewal(&self) -> Result<(), Errno> {
-        let (mut connection, end) = self.take_connection()?;
+    pub(crate) fn send_renewal(&self, when_lost: WhenLost) -> Result<(), Errno> {
+        let (mut connection, end) = self.take_connection(when_lost)?;
         let response =
             self.send_until_answered(&mut connection, Outgoing::Control(&FileRequest::Renew), &[], true, end);
         self.return_connection(connection);
@@ -288,7 +298,7 @@ impl Peer {
 
     /// Sends these releases. Returns whether that has succeeded.
     pub(crate) fn send_releases(&self, batch: ReleaseBatch) -> bool {
-        let Ok((mut connection, end)) = self.take_connection() else {
+        let Ok((mut connection, end)) = self.take_connection(WhenLost::Fail) else {
             self.pending_releases.put_back(batch);
             return false;
         };
@@ -306,12 +316,12 @@ impl Peer {
     }
 
     /// Takes a connection for exclusive use. Also returns the caller's deadline.
-    fn take_connection(&self) -> Result<(Connection, Instant), Errno> {
+    fn take_connection(&self, when_lost: WhenLost) -> Result<(Connection, Instant), Errno> {
         let mut end = Instant::now() + self.context.timeout;
         let mut state = self.state();
         loop {
             let now = Instant::now();
-            if let Some(until) = state.lost_until {
+            if let Some(until) = state.lost_until.filter(|_| when_lost == WhenLost::Fail) {
                 if now < until {
                     return Err(Errno::IO);
                 }

@@ -160,6 +160,18 @@ fn slow_first_reply_does_not_make_the_node_lost() {
     assert_eq!(call(&served.peer, STAT).unwrap().reply, FileReply::Count(1));
 }
 
+/// A command whose home was lost for a moment must start: the request for it came from there.
+#[test]
+fn renewal_on_demand_reaches_a_node_that_counts_as_lost() {
+    let served =
+        serve(Duration::from_secs(60), |_, link, request| send_reply(link, request.tag, &FileReply::Done));
+    served.peer.state().lost_until = Some(Instant::now() + Duration::from_secs(3600));
+    assert_eq!(call(&served.peer, STAT).unwrap_err(), CallError::Errno(Errno::IO));
+    assert_eq!(served.peer.send_renewal(WhenLost::Fail), Err(Errno::IO));
+    assert_eq!(served.peer.send_renewal(WhenLost::Probe), Ok(()));
+    assert_eq!(served.peer.send_renewal(WhenLost::Fail), Ok(()), "it counts as up again");
+}
+
 /// A client that receives no recalls does not wait for them at a barrier, so nothing may be cached.
 #[test]
 fn nothing_is_cached_while_no_recalls_are_received() {
