@@ -352,6 +352,17 @@ pub enum SendError {
     File(std::io::Error),
 }
 
+impl SendError {
+    /// The error that says that the process has ended, if this is one.
+    #[must_use]
+    pub fn gone(self) -> Option<tern_tracee::Error> {
+        match self {
+            Self::Process(error) if error.is_gone() => Some(error),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,6 +21,7 @@ use tern_image::process::MAX_THREADS;
 use tern_image::{FileRef, Layout, ProcessImage, Unmovable};
 use tern_migrate::message::ProcessSync;
 use tern_migrate::source::{MemorySender, MigrationSource, SendError, SharedObject};
+use tern_migrate::{Phase, fault};
 use tern_syscall::{Route, SplitCall, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::procfs::{self, Mapping};
@@ -216,6 +217,7 @@ impl Guest {
         let worth = !process.stop_reasons.must_stay_stopped()
             && !process.shares_parent_memory
             && procfs::status(process.memory.pid())?.resident_kib >= MIN_TRACKED_KIB;
+        fault::point("source", Phase::Prepare);
         // Tracking is started by any one thread for all; only that one is stopped.
         for thread in threads.values_mut() {
             if !worth || !thread.can_stop(process) {

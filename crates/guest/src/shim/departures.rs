@@ -69,6 +69,7 @@ impl Shim {
         if must_await_fork {
             guest.process.stop_reasons.hold_forks();
         }
+        let mut gone = None;
         let result: Result<(), DepartureFailure> = match guest.check_movable() {
             _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => Err(Busy::Forking.into()),
             _ if must_await_fork => {
@@ -76,7 +77,11 @@ impl Shim {
                 Err(Busy::Forking.into())
             }
             Err(unmovable) => Err(unmovable.to_string().into()),
-            Ok(()) => self.begin_sending(pid, departure, link).map_err(|e| e.to_string().into()),
+            Ok(()) => self.begin_sending(pid, departure, link).map_err(|error| {
+                let why = error.to_string().into();
+                gone = error.gone();
+                why
+            }),
         };
         if let Err(why) = result {
             self.send_home(pid, &Message::DepartureFailed(why));
@@ -86,7 +91,8 @@ impl Shim {
             process.files.allow_delegations();
             process.stop_reasons.report_signal_again();
         }
-        Ok(())
+        // The kernel has reported the end of the guest, and does not report it again.
+        gone.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Starts departures that waited for home to confirm pending writes.
@@ -111,7 +117,7 @@ impl Shim {
         pid: HomePid,
         departure: Departure,
         mut link: Option<Link>,
-    ) -> anyhow::Result<()> {
+    ) -> Result<(), SendError> {
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
         let to_new_process = matches!(departure, Departure::Onward { .. });
         let source = guest.prepare_departure(&self.cache, to_new_process)?;
@@ -190,9 +196,7 @@ impl Shim {
             Err(error) => {
                 guest.process.state = State::Departing(departing);
                 self.cancel_departure(pid, Some(error.to_string().into()));
-                if let SendError::Process(error) = error
-                    && error.is_gone()
-                {
+                if let Some(error) = error.gone() {
                     self.handle_error(pid, &error.into());
                 }
             }

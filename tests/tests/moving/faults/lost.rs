@@ -2,14 +2,14 @@
 //! ends at once, without proof after its timeout; and nothing is left.
 
 use super::{
-    Case, GIVE_UP_AFTER, GUEST_END_DELAY, LONG_GIVE_UP_AFTER, SLACK, SUSPEND_AFTER, run_cases, start_away,
-    two_nodes,
+    Case, GIVE_UP_AFTER, GUEST_END_DELAY, LONG_GIVE_UP_AFTER, SLACK, SUSPEND_AFTER, damaged_move, run_cases,
+    start_away, two_nodes,
 };
 use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{await_nothing_left, await_up, kill_shims};
+use tern_tests::cluster::fault_injection::{Fault, await_nothing_left, await_up, kill_shims};
 
 /// Checks that the loss of a process is logged at home.
 fn check_loss_logged(cluster: &Cluster, pid: i32) -> Result<()> {
@@ -82,15 +82,33 @@ fn node_rebooted(cluster: &Cluster) -> Result<()> {
     await_nothing_left(cluster, &[1, 2], SLACK)
 }
 
-/// The guest process is killed on its node, as by the kernel when memory runs out.
-fn guest_killed(cluster: &Cluster) -> Result<()> {
-    let mut process = start_away(cluster, "pipe")?;
-    let mark = format!("tern:1/{}", process.pid());
+/// Kills a guest process on node 2, as the kernel does when memory runs out.
+fn kill_guest(cluster: &Cluster, pid: i32) -> Result<()> {
+    let mark = format!("tern:1/{pid}");
     let table = cluster.run(2, &["ps", "-e", "-o", "pid=,args="])?;
     let table = String::from_utf8_lossy(&table).into_owned();
     let guest = table.lines().find(|line| line.contains(&mark)).and_then(|l| l.split_whitespace().next());
     let Some(guest) = guest else { bail!("no {mark} in ps on node 2: {table}") };
     cluster.run(2, &["kill", "-KILL", guest])?;
+    Ok(())
+}
+
+fn guest_killed(cluster: &Cluster) -> Result<()> {
+    let mut process = start_away(cluster, "pipe")?;
+    kill_guest(cluster, process.pid())?;
+    process.await_loss(SLACK)?;
+    await_nothing_left(cluster, &[1, 2], SLACK)
+}
+
+/// The guest process is killed while its shim prepares it for the way home, or sends it.
+fn departing_guest_killed(cluster: &Cluster, point: &str) -> Result<()> {
+    let fault = Fault::arm(cluster, 2, point)?;
+    // Its memory is so large that a thread is stopped to prepare it.
+    let mut process = start_away(cluster, "heap")?;
+    let pid = process.pid();
+    if let Ok(()) = damaged_move(&process, cluster, &fault, "home", || kill_guest(cluster, pid))? {
+        bail!("it has moved");
+    }
     process.await_loss(SLACK)?;
     await_nothing_left(cluster, &[1, 2], SLACK)
 }
@@ -135,6 +153,8 @@ fn loss_with_proof_ends_at_once() {
     let cases: Vec<(String, Case<'_>)> = vec![
         ("shim".into(), Box::new(|| shim_killed(cluster))),
         ("guest".into(), Box::new(|| guest_killed(cluster))),
+        ("guest, prepared".into(), Box::new(|| departing_guest_killed(cluster, "source:prepare"))),
+        ("guest, sent".into(), Box::new(|| departing_guest_killed(cluster, "source:freeze"))),
         ("node rebooted".into(), Box::new(|| node_rebooted(cluster))),
         ("killed while cut".into(), Box::new(|| killed_while_cut(cluster))),
         ("home's shim".into(), Box::new(|| home_shim_killed(cluster))),
