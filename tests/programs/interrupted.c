@@ -33,6 +33,9 @@ struct msg {
 
 static long good(long r) { return r == 0 ? 1 : r; }
 
+/* Longer than a suspended process may wait for its node. */
+#define LONG_MS 100000
+
 /* Each makes its call, which waits until the child ends it, or for a quarter of a second if only
  * a timeout can end it. */
 static long read_pipe(void) { char b; return read(ends[0], &b, 1); }
@@ -58,11 +61,11 @@ static long open_fifo(void)
 	int fd = open("fifo", O_RDONLY);
 	return fd >= 0 ? good(close(fd)) : fd;
 }
-static long wait_poll(void) { struct pollfd p = { ends[0], POLLIN, 0 }; return poll(&p, 1, 20000); }
+static long wait_poll(void) { struct pollfd p = { ends[0], POLLIN, 0 }; return poll(&p, 1, LONG_MS); }
 static long wait_ppoll(void)
 {
 	struct pollfd p = { ends[0], POLLIN, 0 };
-	struct timespec t = { 20, 0 };
+	struct timespec t = { LONG_MS / 1000, 0 };
 	return ppoll(&p, 1, &t, NULL);
 }
 static long wait_select(void)
@@ -70,16 +73,16 @@ static long wait_select(void)
 	fd_set s;
 	FD_ZERO(&s);
 	FD_SET(ends[0], &s);
-	struct timeval t = { 20, 0 };
+	struct timeval t = { LONG_MS / 1000, 0 };
 	return select(ends[0] + 1, &s, NULL, NULL, &t);
 }
-static long wait_epoll(void) { struct epoll_event e; return epoll_wait(set, &e, 1, 20000); }
+static long wait_epoll(void) { struct epoll_event e; return epoll_wait(set, &e, 1, LONG_MS); }
 static long take_message(void) { struct msg m; return msgrcv(queue, &m, 8, 1, 0); }
 static long take_sem(void) { struct sembuf b = { 0, -1, 0 }; return good(semop(sems, &b, 1)); }
 static long take_sem_timed(void)
 {
 	struct sembuf b = { 0, -1, 0 };
-	struct timespec t = { 20, 0 };
+	struct timespec t = { LONG_MS / 1000, 0 };
 	return good(semtimedop(sems, &b, 1, &t));
 }
 static long lock_flock(void) { int r = flock(locked, LOCK_EX); return r == 0 ? good(flock(locked, LOCK_UN)) : r; }
@@ -136,7 +139,7 @@ static long wait_signal(void)
 	siginfo_t i;
 	sigemptyset(&s), sigaddset(&s, SIGUSR2);
 	/* musl's wrapper repeats it by itself */
-	return syscall(SYS_rt_sigtimedwait, &s, &i, &(struct timespec){ 20, 0 }, 8);
+	return syscall(SYS_rt_sigtimedwait, &s, &i, &(struct timespec){ LONG_MS / 1000, 0 }, 8);
 }
 static long futex_limit(void)
 {

@@ -133,16 +133,20 @@ fn guests_group(cluster: &Cluster, node: u16) -> String {
     format!("/tern-lab/{}/node{node}/tern/guests", cluster.lab().name().as_str())
 }
 
-/// How often the kernel has killed a guest of this node because of a memory limit.
+/// When the kernel has killed a guest of this node because of a memory limit: seconds since boot, in
+/// ascending order. The log holds the last kills only.
 ///
 /// # Errors
 /// If the kernel's log cannot be read.
-pub fn killed_for_memory(cluster: &Cluster, node: u16) -> Result<u64> {
+pub fn killed_for_memory(cluster: &Cluster, node: u16) -> Result<Vec<f64>> {
     let log = Command::new("dmesg").output()?;
     ensure!(log.status.success(), "dmesg: {}", String::from_utf8_lossy(&log.stderr).trim());
     let group = format!(",task_memcg={},", guests_group(cluster, node));
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
-    Ok(log.lines().filter(|line| line.contains("oom-kill:") && line.contains(&group)).count() as u64)
+    // "[60981.717933] oom-kill:constraint=…"
+    let time = |line: &str| line.strip_prefix('[')?.split_once(']')?.0.trim().parse().ok();
+    let kills = log.lines().filter(|line| line.contains("oom-kill:") && line.contains(&group));
+    kills.map(|line| time(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
 fn number(file: &Path) -> Result<u64> {

@@ -10,12 +10,16 @@ use anyhow::Result;
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Outcomes cached in this process.
 static CACHE: OnceLock<Mutex<HashMap<String, Outcome>>> = OnceLock::new();
 
-/// The outcome under this key; if there is none, runs `run` and stores its outcome. Two processes
+/// How many outcomes this process has stored.
+static DRAFTS: AtomicU64 = AtomicU64::new(0);
+
+/// The outcome under this key; if there is none, runs `run` and stores its outcome. Two callers
 /// that both find none both run it.
 ///
 /// # Errors
@@ -33,8 +37,10 @@ pub(crate) fn get_or_run(key: &str, run: impl FnOnce() -> Result<Outcome>) -> Re
         None => {
             let outcome = run()?;
             if let Some(file) = file {
-                // The rename makes it appear complete or not at all.
-                let draft = file.with_extension(std::process::id().to_string());
+                // The rename makes it appear complete or not at all. Each run has its own draft:
+                // threads of one process may store the same outcome at the same time.
+                let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+                let draft = file.with_extension(format!("{}-{number}", std::process::id()));
                 fs::write(&draft, serde_json::to_vec(&outcome)?)?;
                 fs::rename(&draft, &file)?;
             }

@@ -22,16 +22,17 @@ pub(crate) struct Scarcity {
     is_limiting: bool,
     /// The node that was limited last.
     node: u16,
-    /// Processes that were killed there because of a limit, according to the kernel's log.
-    logged: u64,
-    /// Those of them that no lost program has accounted for.
+    /// When the last process was killed there because of a limit, in seconds since boot.
+    last_kill: f64,
+    /// Killed processes that no lost program has accounted for.
     unclaimed: u64,
 }
 
 impl Scarcity {
     fn begin(&mut self, chaos: &Chaos, node: u16) -> Result<()> {
         self.update(chaos)?;
-        (self.node, self.logged) = (node, killed_for_memory(&chaos.cluster, node)?);
+        let earlier = killed_for_memory(&chaos.cluster, node)?.last().copied();
+        (self.node, self.last_kill) = (node, earlier.unwrap_or_default());
         self.is_limiting = true;
         Ok(())
     }
@@ -46,10 +47,12 @@ impl Scarcity {
 
     fn update(&mut self, chaos: &Chaos) -> Result<()> {
         if self.node != 0 {
-            let logged = killed_for_memory(&chaos.cluster, self.node)?;
-            let killed = logged.saturating_sub(self.logged);
+            let mut kills = killed_for_memory(&chaos.cluster, self.node)?;
+            kills.retain(|time| *time > self.last_kill);
+            let killed = kills.len() as u64;
             chaos.count_all("processes killed by the limit on memory", killed);
-            (self.logged, self.unclaimed) = (logged, self.unclaimed + killed);
+            self.last_kill = kills.last().copied().unwrap_or(self.last_kill);
+            self.unclaimed += killed;
         }
         Ok(())
     }
