@@ -6,7 +6,8 @@
  * file and synchronises it, and prints a line before and after the fsync. If there is a line on
  * standard input meanwhile, the first thread makes a call that only home can make, and prints a
  * line after that. With "kills" the parent sends signals to a second child, the target, until the
- * parent can read a line. The first child prints the duration of its slowest call to standard error
+ * parent can read a line. With "executes" and the name of a file a second child opens the file, and
+ * executes a program, which closes the file. The first child prints the duration of its slowest call to standard error
  * if that took longer than TERN_SLOWEST seconds. */
 #include "program.h"
 #include <fcntl.h>
@@ -103,6 +104,18 @@ static void kills(void)
 	CHECK_IS(waitpid(target, NULL, 0), target);
 }
 
+static pid_t executes(char *name)
+{
+	pid_t second = fork();
+	CHECK(second >= 0);
+	if (second == 0) {
+		CHECK(open(name, O_RDONLY | O_CLOEXEC) >= 0);
+		execl("/bin/true", "true", (char *)NULL);
+		_exit(1);
+	}
+	return second;
+}
+
 int main(int argc, char **argv)
 {
 	bool transfers = argc > 1 && strcmp(argv[1], "transfers") == 0;
@@ -118,6 +131,7 @@ int main(int argc, char **argv)
 		syncs(argv[2]);
 	if (argc > 1 && strcmp(argv[1], "kills") == 0)
 		kills();
+	pid_t second = argc > 2 && strcmp(argv[1], "executes") == 0 ? executes(argv[2]) : 0;
 	int file = transfers && argc > 2 ? open(argv[2], O_RDONLY) : 0;
 	CHECK(file >= 0);
 	while (going()) {
@@ -129,5 +143,9 @@ int main(int argc, char **argv)
 	int status;
 	CHECK_IS(waitpid(pid, &status, 0), pid);
 	CHECK_IS(status, 0);
+	if (second) {
+		CHECK_IS(waitpid(second, &status, 0), second);
+		CHECK_IS(status, 0);
+	}
 	return pass();
 }

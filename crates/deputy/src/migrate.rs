@@ -6,6 +6,7 @@ pub(crate) mod frozen;
 pub(crate) mod group;
 pub(crate) mod hollow;
 pub(crate) mod left_behind;
+pub(crate) mod movable;
 pub(crate) mod outgoing;
 pub(crate) mod remigrate;
 pub(crate) mod requests;

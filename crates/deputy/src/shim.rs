@@ -13,7 +13,10 @@ use crate::process::thread::Thread;
 use crate::shm::shared_memory::SharedMemory;
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
@@ -56,14 +59,15 @@ pub(crate) enum ReconnectResult {
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) row: ProcessRow,
-    /// Start time: with the pid it identifies the process uniquely.
-    started: u64,
+    /// Refers to the process even if another has its pid by now.
+    pidfd: OwnedFd,
     pub(crate) home_record: HomeRecord,
 }
 
 impl Detached {
     pub(crate) fn is_alive(&self) -> bool {
-        tern_tracee::procfs::stat(self.row.pid.0).is_ok_and(|s| s.start_time() == self.started)
+        // A pidfd is readable when its process has ended.
+        matches!(poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&Timespec::default())), Ok(0))
     }
 }
 
@@ -281,11 +285,11 @@ impl Shim {
         // An entry of an earlier return is out of date.
         self.detached.retain(|detached| detached.row.pid != pid);
         if process.home_record.has_forced_returns()
-            && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
+            && let Some(pidfd) =
+                Pid::from_raw(pid.0).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         {
-            let row = self.row(&process);
-            let (started, home_record) = (stat.start_time(), process.home_record);
-            self.detached.push(Detached { row, started, home_record });
+            let (row, home_record) = (self.row(&process), process.home_record);
+            self.detached.push(Detached { row, pidfd, home_record });
         }
     }
 

@@ -27,6 +27,7 @@ pub mod object;
 pub mod pages;
 pub mod process;
 pub mod reserve;
+pub mod sharing;
 pub mod thread;
 
 pub use advice::MemoryAdvice;

@@ -5,12 +5,12 @@ use crate::apply::InjectedSpace;
 use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
 use crate::reserve::Reserve;
+use crate::sharing::relative_in_same_memory;
 use crate::thread::ThreadImage;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
-use std::time::Instant;
 use tern_ids::HomePid;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
@@ -54,6 +54,8 @@ pub enum Unmovable {
     Init,
     #[error("pid: its pid {0} in its own namespace is in use on that node, or above that node's maximum")]
     Pid(i32),
+    #[error("busy: the kernel does not answer questions about it, maybe because of a file server; try again")]
+    Unanswered,
     #[error("pid: its children start in another pid namespace")]
     ChildrenElsewhere,
 }
@@ -117,7 +119,8 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
     } else if status.shadow_stack {
         Some(Unmovable::ShadowStack)
     } else {
-        special_descriptor(pid)?.or_else(|| shared_address_space(pid, status.parent))
+        special_descriptor(pid)?
+            .or_else(|| relative_in_same_memory(pid, status.parent).map(Unmovable::SharedAddressSpace))
     };
     Ok(reason.map_or(Ok(()), Err))
 }
@@ -152,85 +155,6 @@ fn special_descriptor(pid: i32) -> Result<Option<Unmovable>> {
     let all = procfs::descriptors(pid)?;
     let found = all.iter().find(|link| special.contains(&link.as_slice()));
     Ok(found.map(|link| Unmovable::SpecialDescriptor(String::from_utf8_lossy(link).into_owned())))
-}
-
-fn shared_address_space(pid: i32, parent: i32) -> Option<Unmovable> {
-    let of =
-        |tid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-    let children: String = procfs::threads(pid).into_iter().flatten().map(of).collect();
-    let relatives = children.split_ascii_whitespace().filter_map(|c| c.parse().ok()).chain([parent]);
-    relatives.filter(|r| *r > 0).find(|r| same_memory(pid, *r)).map(Unmovable::SharedAddressSpace)
-}
-
-fn same_memory(a: i32, b: i32) -> bool {
-    const KCMP_VM: i32 = 1;
-    is_same((a, 0), (b, 0), KCMP_VM)
-}
-
-/// Whether two processes, or two of their descriptors, share the same object of this kind. False if
-/// the kernel does not tell.
-#[allow(unsafe_code, reason = "kcmp has no wrapper")]
-fn is_same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
-    // SAFETY: integers only.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, kind, a.1, b.1) };
-    order == 0
-}
-
-/// The numeric entries of a directory of /proc, read as the iterator advances. Empty if it does not
-/// exist; `None` if it may not be read.
-fn numeric_entries(folder: &str) -> Option<impl Iterator<Item = i32> + use<>> {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => Some(entries),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(_) => return None,
-    };
-    let entries = entries.into_iter().flatten().flatten();
-    Some(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
-}
-
-/// Whether another descriptor, of this or another process, refers to the same open file
-/// description. `None` if a process may not be examined, if the search passes the deadline, or if
-/// the kernel cannot compare descriptors. Descriptors in transit in a socket's queue are not found.
-///
-/// Only the kernel's tables are compared (kcmp(2)): no file system is asked, which might wait.
-#[must_use]
-pub fn is_open_elsewhere(pid: i32, fd: i32, deadline: Instant) -> Option<bool> {
-    const KCMP_FILE: i32 = 0;
-    if !is_same((pid, fd), (pid, fd), KCMP_FILE) {
-        return None;
-    }
-    for other in numeric_entries("/proc")? {
-        for theirs in numeric_entries(&format!("/proc/{other}/fd"))? {
-            if (other, theirs) != (pid, fd) && is_same((pid, fd), (other, theirs), KCMP_FILE) {
-                return Some(true);
-            }
-            if Instant::now() > deadline {
-                return None;
-            }
-        }
-    }
-    Some(false)
-}
-
-/// Whether another process shares the descriptor table. True also if that cannot be determined.
-#[must_use]
-pub fn shares_descriptors(pid: i32) -> bool {
-    const KCMP_FILES: i32 = 2;
-    shares(pid, KCMP_FILES)
-}
-
-/// Whether another process shares root and working directory, so that it may change them for both.
-/// True also if that cannot be determined.
-#[must_use]
-pub fn shares_fs(pid: i32) -> bool {
-    const KCMP_FS: i32 = 3;
-    shares(pid, KCMP_FS)
-}
-
-fn shares(pid: i32, what: i32) -> bool {
-    let can_tell = is_same((pid, 0), (pid, 0), what);
-    let shares = |other: i32| other != pid && is_same((pid, 0), (other, 0), what);
-    !can_tell || numeric_entries("/proc").is_none_or(|mut processes| processes.any(shares))
 }
 
 /// A signal's action in the kernel's form: handler, flags, restorer, mask.

@@ -161,13 +161,6 @@ impl Stat {
         self.fields.get(number.wrapping_sub(4)).copied().unwrap_or(0)
     }
 
-    /// User and system time, in seconds.
-    #[must_use]
-    pub fn cpu_seconds(&self) -> f64 {
-        // USER_HZ is 100 on x86-64 (the kernel's ABI, not its HZ).
-        (self.field(14) + self.field(15)) as f64 / 100.0
-    }
-
     /// Memory in use, in bytes.
     #[must_use]
     pub fn resident(&self) -> u64 {

@@ -135,6 +135,25 @@ fn execve_under_mosrun_delays_no_request() -> Result<()> {
     Ok(())
 }
 
+/// The same happens to a process of the same family. Home's shim serves the others, is asked about
+/// all, and moves the others.
+#[test]
+fn execve_of_a_relative_delays_no_call() -> Result<()> {
+    let cluster = Cluster::without_quotas("relative-executes", 2)?;
+    let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
+    files.stall(&cluster)?;
+    let siblings = Siblings::start(&cluster, "-2", "0.5", &["executes", stalling_files::FILE])?;
+    let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
+    wait_until("the relative's execve waits", Duration::from_secs(20), closes)?;
+    for _ in 0..3 {
+        cluster.run(1, &["timeout", "10", "mps", "--all"])?;
+        cluster.migrate(siblings.running.pid, "home")?;
+        cluster.migrate(siblings.running.pid, "2")?;
+    }
+    files.release(&cluster)?;
+    siblings.finish(&cluster, RUN_TIMEOUT)
+}
+
 /// Whether a process, in this machine's numbering, has a thread of this name in state D.
 fn has_uninterruptible_thread(pid: i32, name: &str) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

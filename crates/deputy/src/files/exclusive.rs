@@ -3,7 +3,7 @@
 use crate::files::delegation::Delegations;
 use crate::files::timed_worker::TimedWorker;
 use std::time::{Duration, Instant};
-use tern_image::process::is_open_elsewhere;
+use tern_image::sharing::is_open_elsewhere;
 
 /// After this time a file counts as open elsewhere. Forty thousand descriptors take 40 ms. Less
 /// than the worker waits for one operation.

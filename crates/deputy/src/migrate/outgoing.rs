@@ -2,6 +2,7 @@
 
 use crate::links::peers::PeerId;
 use crate::migrate::arrival::MAX_BLOCKED;
+use crate::migrate::movable::check_movable;
 use crate::migrate::source::OutgoingSource;
 use crate::process::Process;
 use crate::process::state::{Outgoing, State};
@@ -22,7 +23,7 @@ impl Shim {
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get(&pid) else { return };
-        let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
+        let why = match check_movable(pid.0, std::process::id() as i32) {
             Ok(movable) => movable.and_then(|()| process.check_registers()).err().map(|why| why.to_string()),
             Err(error) => {
                 self.requeue_task(pid);

@@ -3,6 +3,7 @@
 use crate::links::peer::Peer;
 use crate::links::ternd;
 use crate::migrate::group::{GroupRefusal, not_found};
+use crate::migrate::movable::check_movable;
 use crate::process::Process;
 use crate::process::state::{Frozen, MigrationTask, State};
 use crate::process::thread::Thread;
@@ -16,6 +17,7 @@ use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::process::Unmovable;
 use tern_migrate::message::{Message, send};
+use tern_tracee::cpu::cpu_total_ns;
 use tern_tracee::procfs;
 use tern_tracee::stop::{self};
 use tern_wire::{Ephemeral, Link, Preamble};
@@ -77,7 +79,8 @@ impl Shim {
     /// The row of a process as `mps` shows it.
     pub(crate) fn row(&self, process: &Process) -> ProcessRow {
         let suspended = process.is_away() && self.peers.link(process.peer).is_none();
-        let at_home = procfs::stat(process.pid.0).map_or(0.0, |s| s.cpu_seconds());
+        // /proc/PID/stat would wait while the process executes a program.
+        let at_home = cpu_total_ns(process.pid.0).map_or(0.0, |ns| ns as f64 / 1e9);
         ProcessRow {
             pid: process.pid,
             uid: process.uid,
@@ -248,7 +251,7 @@ impl Shim {
     /// whether it is transient.
     pub(crate) fn seize_movable(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
         let tracer = if self.processes.contains_key(&pid) { std::process::id() as i32 } else { 0 };
-        let movable = tern_image::process::check(pid.0, tracer).map_err(|_gone| not_found(pid))?;
+        let movable = check_movable(pid.0, tracer).map_err(|_gone| not_found(pid))?;
         movable.map_err(|reason| {
             // A vfork ends as soon as the child executes its program.
             let is_transient = matches!(reason, Unmovable::SharedAddressSpace(_));

@@ -2,6 +2,7 @@
 
 use crate::calls::current::CurrentCall;
 use crate::migrate::group::GroupProgress;
+use crate::migrate::movable::check_movable;
 use crate::process::Process;
 use crate::process::space::HomeSpace;
 use crate::waker::Waker;
@@ -61,7 +62,7 @@ impl MigrationSource for OutgoingSource<'_> {
                 self.process.files.forget_objects();
                 self.process.files.forget_changed();
             }
-            tern_image::process::check(pid, std::process::id() as i32)??;
+            check_movable(pid, std::process::id() as i32)??;
         }
         // The maps of a running process are read in pieces, which need not be consistent. And in
         // the middle of an exec an address space is incomplete: the kernel's own mappings come

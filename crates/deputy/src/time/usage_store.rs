@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tern_control::{ReadError, read_process};
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
 use tern_tracee::procfs;
@@ -75,7 +76,7 @@ impl UsageStore {
     /// gone, its start time is unknown, and the entry counts as its own.
     pub(crate) fn peek(&self, pid: HomePid) -> Option<SavedUsage> {
         let (started, saved_usage) = self.entry(pid).ok()?;
-        let is_another = procfs::stat(pid.0).is_ok_and(|stat| stat.start_time() != started);
+        let is_another = start_time(pid).is_ok_and(|start| start != started);
         (!is_another).then_some(saved_usage)
     }
 
@@ -101,8 +102,9 @@ impl UsageStore {
         for file in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let pid = file.file_name().to_str().and_then(|name| name.parse().ok()).map(HomePid);
             let entry = pid.and_then(|pid| Some((pid, self.entry(pid).ok()?.0)));
-            let is_alive = entry.is_some_and(|(pid, started)| {
-                procfs::stat(pid.0).is_ok_and(|stat| stat.start_time() == started)
+            let is_alive = entry.is_some_and(|(pid, started)| match start_time(pid) {
+                Ok(start) => start == started,
+                Err(error) => error == ReadError::Overdue,
             });
             let age = file.metadata().and_then(|data| data.modified()).map(|time| time.elapsed());
             if !is_alive && matches!(age, Ok(Ok(age)) if age > MIN_SWEEP_AGE) {
@@ -110,6 +112,12 @@ impl UsageStore {
             }
         }
     }
+}
+
+/// When the process with this pid has started. The process may be executing a program, and then the
+/// kernel may not answer for any time.
+fn start_time(pid: HomePid) -> Result<u64, ReadError> {
+    read_process(pid.0, move || Some(procfs::stat(pid.0).ok()?.start_time()))
 }
 
 /// A line for the process: its start time, its own time, its children's; then one line per thread.

@@ -12,7 +12,7 @@ use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
-use tern_tracee::procfs;
+use tern_tracee::cpu::cpu_total_ns;
 use tern_wire::Link;
 
 /// How long to wait for home to receive the notice that a guest was killed.
@@ -78,7 +78,7 @@ impl Shim {
                 State::Running => "running",
             }
             .into(),
-            cpu_seconds: procfs::stat(guest.process.host_pid).map_or(0.0, |s| s.cpu_seconds()),
+            cpu_seconds: cpu_total_ns(guest.process.host_pid).map_or(0.0, |ns| ns as f64 / 1e9),
             migrations: u32::try_from(guest.process.epoch.0).unwrap_or(u32::MAX),
             reason: guest.homeward_reason().unwrap_or_default().to_owned(),
             command: guest.command(),

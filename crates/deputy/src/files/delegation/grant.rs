@@ -82,7 +82,7 @@ impl Process {
         // sharing that begins later.
         let (pid, known) = (self.memory.pid(), &mut self.delegations.has_own_descriptors);
         if known.is_none() {
-            let shares = comparisons.run(move || tern_image::process::shares_descriptors(pid));
+            let shares = comparisons.run(move || tern_image::sharing::shares_descriptors(pid));
             *known = shares.map(|shares| !shares);
         }
         // If the comparison has not ended, it is made again for the next file.

@@ -172,7 +172,7 @@ impl DirectoryScanner {
 
     pub(super) fn scan(&mut self, request: &ScanRequest) -> Result<DirListing, ScanError> {
         let is_relative = request.directory.first() != Some(&b'/');
-        if is_relative && tern_image::process::shares_fs(request.pid.0) {
+        if is_relative && tern_image::sharing::shares_fs(request.pid.0) {
             return Err(ScanError::Never);
         }
         let credentials = LookupCredentials::of(request.pid.0, request.tid.0)?;
