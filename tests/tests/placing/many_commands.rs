@@ -21,7 +21,9 @@ fn slack(of: &str) -> u64 {
         "kib" => 8 << 10,
         "mappings" => 64 + 3 * CONCURRENCY,
         "descriptors" => 4 * CONCURRENCY,
-        "threads" | "connection" | "connections" | "fuser" => CONCURRENCY,
+        "threads" | "connection" | "connections" => CONCURRENCY,
+        // Three of a mount wait for requests, all others end after a rest of 5 s.
+        "fuser" => 2,
         _ => 0,
     }
 }

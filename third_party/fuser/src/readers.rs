@@ -6,9 +6,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// The most that wait at a time.
 const MOST: usize = 3;
+
+/// A thread that has rested for so long ends: its stack and its buffer use memory.
+const REST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Threads of one session that hear the kernel.
 #[derive(Debug, Default)]
@@ -24,27 +28,47 @@ struct State {
     over: bool,
 }
 
+/// A thread that rests.
 #[derive(Debug)]
-struct Resting {
+pub(crate) struct Resting {
     thread: Thread,
     called: AtomicBool,
 }
 
 impl Readers {
-    /// Returns when this thread is to wait for a request.
-    pub(crate) fn wait(&self) {
+    /// Returns when this thread is to wait for a request, or, with its place, when it has rested for `REST_LIMIT`.
+    pub(crate) fn wait(&self) -> Option<Arc<Resting>> {
         let mut state = self.state();
         if state.waiting < MOST || state.over {
             state.waiting += 1;
-            return;
+            return None;
         }
         let own = Arc::new(Resting { thread: thread::current(), called: AtomicBool::new(false) });
         state.resting.push(own.clone());
         drop(state);
-        // Who calls it has counted it already.
+        let end = Instant::now() + REST_LIMIT;
+        // The caller has counted this thread already.
         while !own.called.load(Ordering::Acquire) {
-            thread::park();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Some(own);
+            }
+            thread::park_timeout(left);
         }
+        None
+    }
+
+    /// This thread rests no more. False if it was called meanwhile, and is to wait for a request.
+    pub(crate) fn withdraw(&self, own: &Arc<Resting>) -> bool {
+        let resting = &mut self.state().resting;
+        let before = resting.len();
+        resting.retain(|other| !Arc::ptr_eq(other, own));
+        resting.len() < before
+    }
+
+    /// A thread has ended for another reason than a long rest.
+    pub(crate) fn over(&self) -> bool {
+        self.state().over
     }
 
     /// This thread has a request, and may be long about it: if nobody else waits for the next one, somebody is called.

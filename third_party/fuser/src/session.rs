@@ -332,7 +332,7 @@ impl<FS: Filesystem> Session<FS> {
     }
 
     fn handshake(&mut self) -> io::Result<()> {
-        let mut buf = FuseReadBuf::new();
+        let mut buf = FuseReadBuf::new()?;
         let buf = buf.as_mut();
 
         loop {
@@ -536,10 +536,13 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
     /// Tern's change: begins this thread.
     fn begin(self) -> io::Result<()> {
         let crew = self.crew.clone();
+        let mut threads = crew.threads.lock();
+        // Those that ended after a long rest have no result. Another end is `over` before it is finished.
+        threads.retain(|thread| !thread.is_finished() || crew.readers.over());
         let thread = thread::Builder::new()
             .name(self.thread_name.clone())
             .spawn(move || self.event_loop())?;
-        crew.threads.lock().push(thread);
+        threads.push(thread);
         Ok(())
     }
 
@@ -562,15 +565,24 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
         }
     }
 
-    fn event_loop(&self) -> io::Result<()> {
+    fn event_loop(self) -> io::Result<()> {
         // Buffer for receiving requests from the kernel. Only one is allocated and
         // it is reused immediately after dispatching to conserve memory and allocations.
-        let mut buf = FuseReadBuf::new();
+        let mut buf = FuseReadBuf::new()?;
         let buf = buf.as_mut();
-        let _end = EndOfReaders(&self.crew.readers);
+        let crew = self.crew.clone();
+        let end = EndOfReaders(&crew.readers);
         loop {
             // Tern's change: it may not be this one's turn.
-            self.crew.readers.wait();
+            if let Some(place) = crew.readers.wait() {
+                // A thread that finds nobody resting looks for a channel next, and must find this one.
+                let mut idle = crew.idle.lock();
+                if crew.readers.withdraw(&place) {
+                    idle.push(self.ch);
+                    std::mem::forget(end);
+                    return Ok(());
+                }
+            }
             // Read the next request from the given channel to kernel driver
             // The kernel driver makes sure that we get exactly one request per read
             let received = self.ch.receive_retrying(buf);
@@ -585,7 +597,7 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
                             req.reply::<ReplyEmpty>().ok();
                             return Ok(());
                         } else {
-                            req.dispatch(self)
+                            req.dispatch(&self)
                         }
                     }
                     // Quit loop on illegal request
