@@ -6,9 +6,11 @@
 //!  balancer                  decides where processes run; pure, so it depends only on ids
 //!  gossip                    membership of the cluster
 //!  syscall  control  wire    the protocols
+//!  redirect                  the kernel's rules and namespaces for connections that move
 //!  load                      a node's resources and load; reads its limits through cgroup, and
 //!                            processes through control
 //!  tracee ─ image            the state of a process
+//!  tcp                       the state of a TCP connection
 //!  migrate                   the migration protocol
 //!  guest    deputy           the two halves of a process, independent of each other
 //!  shim                      the program that runs one of the halves
@@ -30,7 +32,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of this project that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 24] = [
+const ARROWS: [(&str, &[&str]); 26] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -40,8 +42,10 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("tern-gossip", &[]),
     ("tern-sim", &["tern-balancer", "tern-gossip"]),
     ("tern-wire", &[]),
+    ("tern-redirect", &[]),
     ("tern-tracee", &[]),
     ("tern-image", &["tern-tracee"]),
+    ("tern-tcp", &[]),
     ("tern-migrate", &["tern-image", "tern-wire", "tern-syscall", "tern-tracee"]),
     ("tern-guest", AWAY),
     ("tern-deputy", HALF),
