@@ -219,6 +219,23 @@ impl PendingRequest {
         Some(TcpStream::from(fd))
     }
 
+    /// Receives the descriptor that comes with a request.
+    ///
+    /// # Errors
+    /// Those of the socket, or if no descriptor arrives in time.
+    pub fn receive_descriptor(&self) -> io::Result<OwnedFd> {
+        receive_fd(&self.stream)
+    }
+
+    /// Sends the reply. The returned stream becomes readable when the caller closes its end.
+    ///
+    /// # Errors
+    /// If the caller has disconnected.
+    pub fn reply_and_keep(mut self, reply: &ShimReply) -> io::Result<UnixStream> {
+        stream::write(&mut self.stream, reply)?;
+        Ok(self.stream)
+    }
+
     /// Replies with a descriptor. The returned stream becomes readable when the caller closes its
     /// end.
     ///
@@ -278,6 +295,44 @@ pub fn request_fd(
     stream::write(&mut socket, request)?;
     match stream::read(&mut socket)? {
         ShimReply::Done => Ok((receive_fd(&socket)?, socket)),
+        ShimReply::Refused(refusal) => Err(io::Error::other(refusal.message)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Sends a request with a descriptor, and does not wait for the reply. The caller may read it from
+/// the returned stream, which it closes to end what it requested.
+///
+/// # Errors
+/// If no process listens, or its queue of requests is full.
+pub fn send_request_with_fd(
+    path: &Path,
+    request: &ShimRequest,
+    fd: BorrowedFd<'_>,
+    timeout: Duration,
+) -> io::Result<UnixStream> {
+    let mut socket = connect(path)?;
+    // The request and the descriptor fit into an empty socket buffer.
+    socket.set_write_timeout(Some(timeout))?;
+    socket.set_read_timeout(Some(timeout))?;
+    stream::write(&mut socket, request)?;
+    send_fd(&socket, fd)?;
+    Ok(socket)
+}
+
+/// As [`send_request_with_fd`], and waits until the request is done.
+///
+/// # Errors
+/// As [`send_request_with_fd`], the refusal's message, or a timeout.
+pub fn request_with_fd(
+    path: &Path,
+    request: &ShimRequest,
+    fd: BorrowedFd<'_>,
+    timeout: Duration,
+) -> io::Result<()> {
+    let mut socket = send_request_with_fd(path, request, fd, timeout)?;
+    match stream::read(&mut socket)? {
+        ShimReply::Done => Ok(()),
         ShimReply::Refused(refusal) => Err(io::Error::other(refusal.message)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }

@@ -4,7 +4,9 @@ use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use tern_ids::{Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
+use tern_ids::{
+    ConnectionToken, Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId,
+};
 
 /// The start-up data of a shim. ternd writes it as one JSON document to the new shim's standard
 /// input, and closes the pipe. The shim listens at `run_dir/shims/ID.sock`, writes one line to its
@@ -45,6 +47,12 @@ pub struct ShimStart {
 #[must_use]
 pub fn remote_map_socket(run_dir: &Path, home: NodeId) -> PathBuf {
     run_dir.join(format!("home{home}.sock"))
+}
+
+/// The control socket of tern-net, on the node with this run directory.
+#[must_use]
+pub fn net_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("net.sock")
 }
 
 /// The half of a family that a shim holds.
@@ -169,6 +177,34 @@ pub enum ShimRequest {
     ServeFiles {
         /// Whether access is allowed.
         open: bool,
+    },
+    /// Offer the connection of a process that is away to the node of its guest. Served by home's
+    /// tern-net only, requested by home's shim, which sends a byte with the socket's descriptor
+    /// after the request. (`Done`. The offer ends when the socket of this request is closed.)
+    OfferConnection {
+        /// The name of the offer.
+        token: ConnectionToken,
+        /// The node that may take the connection.
+        node: NodeId,
+    },
+    /// Take a connection that home offers. Served by tern-net of the guest's node only, requested by
+    /// the guest's shim. (`Done`, then a byte with the descriptor of the connection, which is on this
+    /// node then. It is in use until the socket of this request is closed. If the shim has not
+    /// returned it before, its program has ended.)
+    TakeConnection {
+        /// The home of the guest.
+        home: NodeId,
+        /// The name of the offer.
+        token: ConnectionToken,
+    },
+    /// Return a connection that was taken. Served by tern-net of the guest's node only, requested by
+    /// the guest's shim, which sends a byte with its descriptor after the request. No call on it is
+    /// in progress. (`Done`: it is at home, and may be taken again. `Refused`: it is still here.)
+    ReturnConnection {
+        /// The home of the guest.
+        home: NodeId,
+        /// The name of the offer.
+        token: ConnectionToken,
     },
     /// List placed commands: those of this node, and those of others here. Served by the executor
     /// (mexec) only.

@@ -1,6 +1,7 @@
 //! Files and names of home that are cached or opened where the guest runs.
 
 pub(crate) mod attributes;
+pub(crate) mod connections;
 pub(crate) mod content;
 pub(crate) mod delegation;
 mod exclusive;

@@ -99,6 +99,7 @@ impl Shim {
         self.turn_watch.step("fire_late");
         self.continue_returns();
         self.turn_watch.step("continue_returns");
+        self.end_offers_at_home();
         self.continue_revocations();
         self.turn_watch.step("continue_revocations");
         self.collect_finished_calls();

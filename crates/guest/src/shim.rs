@@ -141,6 +141,8 @@ impl Shim {
         self.turn_watch.step("handle_traps");
         self.start_file_opens();
         self.turn_watch.step("start_file_opens");
+        self.start_connection_moves();
+        self.turn_watch.step("start_connection_moves");
         self.do_due_work();
         self.turn_watch.step("do_due_work");
         self.retry_departures();

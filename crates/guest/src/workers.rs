@@ -3,6 +3,7 @@
 
 pub(crate) mod daemon;
 
+use crate::files::connections::{MoveRequest, Moved};
 use crate::files::local::{LocalFile, LocalNode, OpenRequest};
 use daemon::request_daemon;
 use std::fs::File;
@@ -42,6 +43,9 @@ pub(crate) enum WorkerEvent {
     /// This node's file server has opened a file for a guest, or has failed to. Includes the number
     /// of the opening.
     Opened(HomePid, u64, io::Result<LocalFile>),
+    /// This node's tern-net has moved a connection of a guest, or has failed to. Includes the number
+    /// of the move.
+    ConnectionMoved(HomePid, u64, Moved),
     /// The mapped files that this node could open itself.
     MappedFilesOpened(MappingUser, Vec<OpenedFile>),
     /// No process maps these pieces of shared memory.
@@ -170,6 +174,23 @@ impl Workers {
         let open = move || Some(WorkerEvent::Opened(pid, number, request.open()));
         if !self.spawn(Some(&self.openings), open) {
             self.report(WorkerEvent::Opened(pid, number, Err(io::ErrorKind::WouldBlock.into())));
+        }
+    }
+
+    /// Has this node's tern-net move a connection of a guest.
+    pub(crate) fn move_connection(
+        &self,
+        pid: HomePid,
+        number: u64,
+        request: MoveRequest,
+        (run_dir, home): (PathBuf, NodeId),
+    ) {
+        let is_take = matches!(request, MoveRequest::Take(_));
+        let run = move || Some(WorkerEvent::ConnectionMoved(pid, number, request.run(&run_dir, home)));
+        if !self.spawn(None, run) {
+            let error = io::ErrorKind::WouldBlock.into();
+            let failed = if is_take { Moved::Taken(Err(error)) } else { Moved::Returned(Err(error)) };
+            self.report(WorkerEvent::ConnectionMoved(pid, number, failed));
         }
     }
 

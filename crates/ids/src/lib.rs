@@ -105,6 +105,10 @@ random_id!(
     /// The identifier of a shim. A peer sends it to be connected to that shim; it grants no rights.
     ShimId
 );
+random_id!(
+    /// The identifier of an offer of a connection. Only the node to which it is offered can use it.
+    ConnectionToken
+);
 
 /// The text is not an identifier of 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

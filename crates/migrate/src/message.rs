@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::{
-    ContentHash, Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId,
+    ConnectionToken, ContentHash, Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile,
+    ShimId,
 };
 use tern_image::node_file::NodeFile;
 use tern_image::{Layout, ProcessImage, Reserve};
@@ -190,6 +191,9 @@ pub enum FileNotice {
     /// that declares the same file system can open it there, and read it while home reports it
     /// unchanged.
     Shared(Box<SharedFileRef>),
+    /// The descriptor is a TCP connection that only this process uses. The guest's node may take it
+    /// from home under this token (docs/design/connections.md).
+    Connection(ConnectionToken),
 }
 
 /// A file on a file system that nodes share.

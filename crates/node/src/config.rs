@@ -135,6 +135,9 @@ pub struct File {
     /// have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
+    /// Whether TCP connections move with their processes, in both directions; false. Needs root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<bool>,
     /// Number of commands of other nodes (mexec) that run here at a time; by default the number of
     /// CPUs plus 1.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -201,6 +204,8 @@ pub struct Config {
     pub mfs: PathBuf,
     /// The path of the mexec program, in the directory of ternd.
     pub exec: PathBuf,
+    /// The path of the program that moves connections, in the directory of ternd.
+    pub net: PathBuf,
     /// The path of the administration tree, if there is one.
     pub admin_tree: Option<PathBuf>,
     /// The path of the program that serves the administration tree, in the directory of ternd.
@@ -324,6 +329,7 @@ impl Config {
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
             mfs: ternd.with_file_name("tern-mfs"),
             exec: ternd.with_file_name("tern-exec"),
+            net: ternd.with_file_name("tern-net"),
             admin_tree,
             admin: ternd.with_file_name("tern-admin"),
             ternd,

@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::os::spawn::spawn_critical;
 use crate::peer::client;
 use crate::peer::listener::Listener;
-use crate::programs::{admin_tree, gatekeeper};
+use crate::programs::{admin_tree, connection_mover, gatekeeper};
 use crate::{balance, control, shim};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -76,6 +76,7 @@ pub fn run(config: Config) -> Result<()> {
     cache_limit::start(&node.config.cache_dir).context("cannot start a thread")?;
     admin_tree::supervise(&node)?;
     gatekeeper::supervise(&node)?;
+    connection_mover::supervise(&node)?;
     // Fetches changes of the map that were made while this node was down.
     let own = node.clone();
     std::thread::Builder::new()

@@ -4,6 +4,7 @@
 //! configured, the others when they are first needed.
 
 pub(crate) mod admin_tree;
+pub(crate) mod connection_mover;
 pub(crate) mod file_server;
 pub(crate) mod gatekeeper;
 
@@ -91,6 +92,18 @@ impl<'a> HelperProgram<'a> {
             for_node: None,
             socket_path,
             log: "outside.log",
+        }
+    }
+
+    /// The program that moves connections.
+    pub(crate) fn connection_mover(config: &'a Config) -> Self {
+        Self {
+            config,
+            program: &config.net,
+            subcommand: "serve",
+            for_node: None,
+            socket_path: tern_control::shim::net_socket(&config.run_dir),
+            log: "net.log",
         }
     }
 

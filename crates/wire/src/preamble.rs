@@ -3,7 +3,7 @@
 //! ```text
 //!  0..4    "TERN"
 //!  4       version
-//!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files, 5 Exec
+//!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files, 5 Exec, 6 Net
 //!  6..16   zero
 //!  16..32  the shim's id, or zero
 //! ```
@@ -27,6 +27,8 @@ pub enum Preamble {
     Files,
     /// The server that runs other nodes' commands here (mexec).
     Exec,
+    /// The program that moves connections (tern-net).
+    Net,
 }
 
 /// Why the bytes are not a preamble.
@@ -55,6 +57,7 @@ impl Preamble {
             Self::Shim(_) => 3,
             Self::Files => 4,
             Self::Exec => 5,
+            Self::Net => 6,
         };
         if let Self::Shim(id) = self {
             bytes[16..].copy_from_slice(&id.0);
@@ -81,6 +84,7 @@ impl Preamble {
             3 => Self::Shim(ShimId(id)),
             4 => Self::Files,
             5 => Self::Exec,
+            6 => Self::Net,
             _ => return Err(PreambleError::Malformed),
         };
         if preamble.to_bytes() == *bytes { Ok(preamble) } else { Err(PreambleError::Malformed) }
@@ -99,6 +103,7 @@ mod tests {
             Preamble::Shim(ShimId([9; 16])),
             Preamble::Files,
             Preamble::Exec,
+            Preamble::Net,
         ];
         for preamble in all {
             assert_eq!(Preamble::from_bytes(&preamble.to_bytes()), Ok(preamble));

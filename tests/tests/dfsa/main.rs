@@ -1,6 +1,7 @@
 //! File calls that run on the guest's node.
 #![forbid(unsafe_code)]
 
+mod connections;
 mod local_files;
 mod names;
 mod open_guard;

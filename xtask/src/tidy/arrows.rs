@@ -32,7 +32,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of this project that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 26] = [
+const ARROWS: [(&str, &[&str]); 27] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -52,6 +52,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-mfs", &["tern-control", "tern-wire", "tern-node"]),
+    ("tern-net", &["tern-control", "tern-wire", "tern-node", "tern-tcp", "tern-redirect"]),
     ("tern-mexec", &["tern-cgroup", "tern-control", "tern-wire", "tern-node"]),
     ("tern-admin", &["tern-control", "tern-node"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),

@@ -6,6 +6,7 @@
 mod grant;
 mod offer_shared;
 
+use crate::files::connections::ConnectionOffers;
 use crate::files::timed_worker::TimedWorker;
 use rustix::fs::{Stat, fstat};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,8 @@ pub(crate) struct Delegations {
     /// Descriptors that are not checked again: another process shares the open file, or may share
     /// it.
     pub(super) not_exclusive: BTreeSet<i32>,
+    /// The connections that are offered to the guest's node.
+    connections: ConnectionOffers,
 }
 
 /// An open file that no other process shares.
@@ -161,6 +164,11 @@ impl Delegations {
         }
     }
 
+    /// Ends the offers of connections.
+    fn end_offers(&mut self) {
+        self.connections = ConnectionOffers::default();
+    }
+
     /// Records the result of a prelude call: a close or a delayed write.
     pub(crate) fn prelude_call_done(&mut self, call: &Call, ret: i64) {
         let [fd, _, length, ..] = call.values();
@@ -206,6 +214,7 @@ impl Delegations {
             }
             _ => return,
         };
+        self.connections.forget(one);
         self.read_delegations.remove(&one);
         self.write_delegations.remove(&one);
         self.transfers.remove(&one);

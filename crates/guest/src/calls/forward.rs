@@ -52,6 +52,9 @@ impl Thread {
         if !matches!(route, Route::Here | Route::Refuse(_)) && self.must_take_signal_first() {
             return Ok(self.reply(trap.id, self.unbegun_restart_code())?);
         }
+        if !matches!(route, Route::Here | Route::Refuse(_)) && self.handle_connection_call(&trap, process)? {
+            return Ok(());
+        }
         if !matches!(route, Route::Home) {
             self.sync.restart_code = None;
         }

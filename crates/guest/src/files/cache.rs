@@ -9,7 +9,7 @@ pub(crate) mod publish;
 
 use crate::files::limits::{CACHE_TERM, FASTPATH_BUFFER_LEN};
 use crate::files::local::{LocalFile, LocalNode};
-use conflict::Conflict;
+pub(crate) use conflict::Conflict;
 use pending_closes::PendingCloses;
 use std::collections::BTreeMap;
 use std::time::Instant;

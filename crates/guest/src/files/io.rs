@@ -324,13 +324,17 @@ impl Guest {
         let Self { process, threads } = self;
         if threads.values().all(|thread| thread.stopped.is_some()) {
             process.files.leave_native_call();
+            process.connections.leave_native_call();
         }
         process.files.return_delegations();
-        if process.files.must_await_native_call() {
+        if process.files.must_await_native_call() || process.connections.must_await_native_call() {
             // The main loop resumes the thread after this stop.
             for thread in threads.values() {
                 stop::interrupt(thread.host_tid)?;
             }
+            return Ok(false);
+        }
+        if !process.connections.return_all() {
             return Ok(false);
         }
         if process.files.is_clean() && threads.values().all(|thread| thread.internal_call.is_none()) {
@@ -386,6 +390,9 @@ impl Guest {
     ) -> bool {
         let Self { process, threads } = self;
         let has_one_thread = threads.len() == 1 && matches!(process.state, State::Running);
+        let accepts =
+            has_one_thread && !process.files.shares_fd_table && !process.files.is_returning_delegations();
+        process.connections.receive_notices(&result.notices, accepts);
         // If the guest is gone, its exit is reported soon.
         let _gone = process.fastpath.unpublish(&process.memory, process.reserve);
         threads

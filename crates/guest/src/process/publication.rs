@@ -27,6 +27,7 @@ impl Process {
     /// While the fast path is in use, nothing is recorded: until the files are reclaimed, the
     /// thread may be in a call that the fast path's code makes.
     pub(crate) fn end_native_call(&mut self) {
+        self.connections.leave_native_call();
         if !self.fastpath.may_be_in_use() {
             self.files.leave_native_call();
         }

@@ -191,9 +191,14 @@ impl Thread {
 
     /// Prepares a thread that has stopped as requested: its interrupted work is completed, or is
     /// set up to start again.
-    fn settle_interrupted(&self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
+    fn settle_interrupted(&mut self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
         self.leave_fastpath(&stopped, process)?;
-        self.fix_unreceived_restart(&stopped)?;
+        if process.connections.is_in_native_call() {
+            process.connections.leave_native_call();
+            self.settle_native_transfer(&stopped)?;
+        } else {
+            self.fix_unreceived_restart(&stopped)?;
+        }
         // A call that only this kernel could continue (restart_syscall), such as a futex wait with
         // a timeout, is restarted from the beginning.
         let mut registers = stopped.registers()?;

@@ -4,6 +4,7 @@ use crate::arrive::build::Arriving;
 use crate::depart::departing::Departing;
 use crate::fastpath::Fastpath;
 use crate::files::cache::FileCache;
+use crate::files::connections::Connections;
 use crate::files::names::NameCache;
 use crate::process::queued_traps::QueuedTraps;
 use crate::process::space::MappedFiles;
@@ -62,6 +63,9 @@ pub(crate) struct Process {
     /// The cache of its delegated files. Calls are answered from it in `files::io`; requests take the
     /// pending writes from it (`calls::request`).
     pub(crate) files: FileCache,
+    /// The connections that home has offered. Calls on them are let through in
+    /// `files::connections`.
+    pub(crate) connections: Connections,
     /// The cache of directory entries. Home's notices change it, as the shim receives them.
     pub(crate) names: NameCache,
     /// Its patched call sites. Used through `process::publication`, mostly.
@@ -113,6 +117,7 @@ impl Process {
             queued_traps: QueuedTraps::default(),
             usage: Usage::new(host)?,
             files: FileCache::default(),
+            connections: Connections::default(),
             names: NameCache::default(),
             fastpath: Fastpath::default(),
             shares_parent_memory: false,

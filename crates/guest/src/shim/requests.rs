@@ -2,6 +2,7 @@
 
 use super::Shim;
 use super::onward::SourceLink;
+use crate::files::connections::Moved;
 use crate::files::local::LocalFile;
 use crate::process::Guest;
 use crate::process::shared::{Process, State};
@@ -94,6 +95,7 @@ impl Shim {
                 WorkerEvent::Accepted(connection, link) => self.accept_link(connection, *link),
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
+                WorkerEvent::ConnectionMoved(pid, number, moved) => self.handle_moved(pid, number, moved),
                 WorkerEvent::MappedFilesOpened(user, opened) => self.handle_mapped_files(user, opened),
                 WorkerEvent::Unmapped(objects) => self.release_unmapped(&objects),
                 WorkerEvent::UnmappedContent(content, guests) => {
@@ -117,6 +119,25 @@ impl Shim {
         self.act_on(pid, |guest, home| {
             let is_awaited = guest.process.queued_traps.finish_file_open(number, opened);
             if is_awaited { guest.handle_queued_traps(home) } else { Ok(()) }
+        });
+    }
+
+    /// Has a worker move each connection that a guest waits for.
+    pub(super) fn start_connection_moves(&mut self) {
+        for guest in self.members.iter_mut() {
+            if let Some((number, request)) = guest.process.connections.start_move() {
+                let place = (self.start.run_dir.clone(), self.home.node());
+                self.workers.move_connection(guest.process.pid, number, request, place);
+            }
+        }
+    }
+
+    fn handle_moved(&mut self, pid: HomePid, number: u64, moved: Moved) {
+        self.act_on(pid, |guest, home| {
+            if let Some(fd) = guest.process.connections.finish_move(number, moved) {
+                guest.process.files.add_stale_fd(fd);
+            }
+            guest.handle_queued_traps(home)
         });
     }
 

@@ -163,6 +163,9 @@ impl Shim {
 }
 
 fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
+    if process.connections.is_in_native_call() && stopped.stop == Stop::Interrupt {
+        thread.settle_native_transfer(&stopped)?;
+    }
     process.end_native_call();
     if stopped.stop == Stop::Syscall
         && let Some(vfork_wait) = thread.vfork_wait.take()

@@ -139,6 +139,15 @@ impl Acceptor {
                 let files = HelperProgram::file_server(&self.node.config);
                 files.pass_connection(&socket).context("the file server did not accept the connection")?;
             }
+            Preamble::Net => {
+                anyhow::ensure!(
+                    self.node.config.file.connections.unwrap_or(false),
+                    "connections do not move on this node (connections = true in its ternd.toml)"
+                );
+                socket.set_read_timeout(None)?;
+                let mover = HelperProgram::connection_mover(&self.node.config);
+                mover.pass_connection(&socket).context("tern-net did not accept the connection")?;
+            }
             Preamble::Exec => {
                 socket.set_read_timeout(None)?;
                 let exec = HelperProgram::command_server(&self.node.config);

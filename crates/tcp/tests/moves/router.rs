@@ -46,6 +46,8 @@ impl Net {
         for host in [&a, &b, &client] {
             // Small buffers are filled sooner.
             host.set("tcp_wmem", "4096 16384 262144");
+            // A closed socket whose FIN no longer arrives would keep the device for 100 s.
+            host.set("tcp_orphan_retries", "1");
         }
         let devices = Arc::new([a_device, b_device, client_device]);
         let paths = Arc::new(Mutex::new(Paths::default()));

@@ -11,9 +11,11 @@ use crate::files::timed_worker::TimedWorker;
 use crate::process::Process;
 use crate::shim::Shim;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, makedev, open, statx};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tern_ids::HomePid;
+use tern_control::shim::net_socket;
+use tern_ids::{HomePid, NodeId};
 use tern_image::node_file::{MountKind, allows_direct};
 use tern_migrate::message::{CallResult, FileDelegation, FileNotice};
 use tern_migrate::prefetch::OpenPrefetch;
@@ -21,12 +23,19 @@ use tern_syscall::Outcome;
 use tern_tracee::procfs;
 
 impl Shim {
+    /// Ends the offers of connections of processes that have come home. Until then tern-net has a
+    /// descriptor of each, so that the process cannot close it.
+    pub(crate) fn end_offers_at_home(&mut self) {
+        let at_home = self.processes.values_mut().filter(|process| process.is_at_home());
+        at_home.for_each(|process| process.delegations.end_offers());
+    }
+
     /// Adds file notices to the result of this call. An error of a delayed write is returned by the
     /// next call that reports such errors, at the latest by close.
     pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
         // Shared memory is not delegated: a process that returns overwrites it at home with its own
         // content, and delayed writes would be lost.
-        let Self { processes, shared_filesystems, shared_memory, comparisons, .. } = self;
+        let Self { processes, shared_filesystems, shared_memory, comparisons, peers, start, .. } = self;
         let is_shared = |file: (u64, u64)| shared_memory.object_at(file).is_some();
         let Some(process) = processes.get_mut(&pid) else { return };
         process.delegations.set_epoch(process.epoch);
@@ -36,6 +45,9 @@ impl Shim {
         }
         result.notices =
             process.file_notices(current, &result.outcome, is_shared, shared_filesystems, comparisons);
+        let Some(node) = peers.get_mut(process.peer).map(|peer| peer.node) else { return };
+        let offer = process.offer_connection(current, result.outcome.ret, node, &start.run_dir, comparisons);
+        result.notices.extend(offer);
     }
 }
 
@@ -70,6 +82,31 @@ impl Process {
         notices.extend(self.delegations.offer_written_location(self.memory.pid()));
         notices.extend(self.delegations.offer_shared(self.memory.pid(), shared_filesystems));
         notices
+    }
+
+    /// Offers the connection that this call has used, if it is worth that and qualifies.
+    fn offer_connection(
+        &mut self,
+        current: &CurrentCall,
+        ret: i64,
+        node: NodeId,
+        run_dir: &Path,
+        comparisons: &mut TimedWorker,
+    ) -> Option<(i32, FileNotice)> {
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        let fd = self.delegations.connections.candidate(nr, &args, ret)?;
+        self.delegations.connections.refuse(fd);
+        // Without tern-net the comparisons below would be in vain.
+        if !net_socket(run_dir).exists() {
+            return None;
+        }
+        let pid = self.memory.pid();
+        if !self.has_exclusive_files(comparisons) || !self.delegations.is_exclusive(pid, fd, comparisons) {
+            tracing::debug!(fd, "a connection stays at home: other processes or threads may use it");
+            return None;
+        }
+        let token = self.delegations.connections.offer((pid, fd), node, run_dir)?;
+        Some((fd, FileNotice::Connection(token)))
     }
 
     /// Whether the process's files are accessed only by its own calls, one at a time. A process

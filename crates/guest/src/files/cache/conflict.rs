@@ -4,7 +4,7 @@ use tern_syscall::Shape;
 
 /// The delegations with which a call conflicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Conflict {
+pub(crate) enum Conflict {
     /// None.
     None,
     /// The one of this descriptor, which may become shared or closed.
@@ -16,7 +16,7 @@ pub(super) enum Conflict {
 impl Conflict {
     /// By default, a call whose first argument is a descriptor conflicts with the delegation of
     /// that descriptor.
-    pub(super) fn of(nr: u32, args: &[u64; 6]) -> Self {
+    pub(crate) fn of(nr: u32, args: &[u64; 6]) -> Self {
         let [first, second, ..] = args.map(|arg| arg as i32);
         match i64::from(nr) {
             // A forked child shares the files; a process that executes a program or ends returns

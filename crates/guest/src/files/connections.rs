@@ -1,0 +1,297 @@
+//! Connections that this node has taken from home (docs/design/connections.md). The guest has the
+//! socket open itself, under the number that it has at home, and calls that transfer data on it are
+//! let through. The descriptor of a trapped call cannot change meanwhile: it is in a register, and
+//! the process has one thread.
+//!
+//! Home offers a connection ([`FileNotice::Connection`]). With the next transfer on it, this node's
+//! tern-net takes it from home. It is returned before a call that could share the descriptor, that
+//! needs home's network, or that names several descriptors, and before the process departs. Until
+//! then home's descriptor of it is a placeholder.
+//!
+//! Taking and returning is done by a worker, for one connection of a process at a time, while the
+//! thread waits in its trap or is stopped. A connection that was taken for a call which is not made
+//! any more is kept, and is returned like any other.
+
+mod calls;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tern_control::control_socket;
+use tern_control::shim::{ShimRequest, net_socket};
+use tern_ids::{ConnectionToken, NodeId};
+use tern_migrate::message::FileNotice;
+
+/// How long tern-net may take to move a connection. If home is unreachable it waits until that is
+/// decided, and the program with it.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// A connection that was returned so often is not taken any more.
+const MAX_RETURNS: u32 = 4;
+
+/// The connections of a process that home has offered.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    by_fd: BTreeMap<i32, Connection>,
+    /// The connection that is being moved.
+    moving: Option<Moving>,
+    /// Number of moves so far.
+    moves: u64,
+    /// The program may be inside a call that was let through.
+    in_native_call: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Connection {
+    token: ConnectionToken,
+    /// The socket on this node, if the connection is here.
+    socket: Option<LocalSocket>,
+    /// How often it was returned.
+    returns: u32,
+}
+
+#[derive(Debug)]
+struct LocalSocket {
+    socket: Arc<OwnedFd>,
+    /// Its connection to tern-net. It is in use until this is closed.
+    _use: UnixStream,
+    /// The guest has a descriptor of it.
+    in_guest: bool,
+}
+
+#[derive(Debug)]
+struct Moving {
+    number: u64,
+    fd: i32,
+    /// The request, until a worker has it.
+    request: Option<MoveRequest>,
+}
+
+/// A request to move a connection.
+#[derive(Debug)]
+pub(crate) enum MoveRequest {
+    /// From home to this node.
+    Take(ConnectionToken),
+    /// From this node to home.
+    Return(ConnectionToken, Arc<OwnedFd>),
+}
+
+/// The outcome of a request.
+#[derive(Debug)]
+pub(crate) enum Moved {
+    /// The connection is on this node, or the reason why not.
+    Taken(io::Result<(OwnedFd, UnixStream)>),
+    /// The connection is at home, or the reason why not.
+    Returned(io::Result<()>),
+}
+
+impl MoveRequest {
+    /// Has this node's tern-net move it, which may take [`MOVE_TIMEOUT`]. For a worker.
+    pub(crate) fn run(self, run_dir: &Path, home: NodeId) -> Moved {
+        let path = net_socket(run_dir);
+        match self {
+            Self::Take(token) => {
+                let request = ShimRequest::TakeConnection { home, token };
+                Moved::Taken(control_socket::request_fd(&path, &request, MOVE_TIMEOUT))
+            }
+            Self::Return(token, socket) => {
+                let request = ShimRequest::ReturnConnection { home, token };
+                Moved::Returned(control_socket::request_with_fd(
+                    &path,
+                    &request,
+                    socket.as_fd(),
+                    MOVE_TIMEOUT,
+                ))
+            }
+        }
+    }
+}
+
+impl Connections {
+    /// Handles home's notices about connections. Offers are accepted only if `accepts`: the process
+    /// has one thread, which shares no descriptors, and it stays here.
+    pub(crate) fn receive_notices(&mut self, notices: &[(i32, FileNotice)], accepts: bool) {
+        for (fd, notice) in notices {
+            let FileNotice::Connection(token) = notice else { continue };
+            let is_new = self.by_fd.get(fd).is_none_or(|known| known.socket.is_none());
+            let is_moving = self.moving.as_ref().is_some_and(|moving| moving.fd == *fd);
+            if accepts && is_new && !is_moving {
+                self.by_fd.insert(*fd, Connection { token: *token, socket: None, returns: 0 });
+            }
+        }
+    }
+
+    /// Whether a connection is being moved: traps wait until that is over.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.moving.is_some()
+    }
+
+    /// The number of the move, and the request. Each request is returned only once.
+    pub(crate) fn start_move(&mut self) -> Option<(u64, MoveRequest)> {
+        let moving = self.moving.as_mut()?;
+        Some((moving.number, moving.request.take()?))
+    }
+
+    /// Stores the outcome of a move. Returns the descriptor under which the guest still has a
+    /// connection that is not here any more.
+    pub(crate) fn finish_move(&mut self, number: u64, moved: Moved) -> Option<i32> {
+        let fd = self.moving.take_if(|moving| moving.number == number)?.fd;
+        let connection = self.by_fd.get_mut(&fd)?;
+        match moved {
+            Moved::Taken(Ok((socket, stream))) => {
+                let socket = Arc::new(socket);
+                connection.socket = Some(LocalSocket { socket, _use: stream, in_guest: false });
+                None
+            }
+            Moved::Taken(Err(error)) => {
+                tracing::info!(%error, fd, "a connection stays at home");
+                self.by_fd.remove(&fd);
+                None
+            }
+            Moved::Returned(Ok(())) => {
+                connection.returns += 1;
+                let stale = connection.socket.take().is_some_and(|socket| socket.in_guest);
+                if connection.returns >= MAX_RETURNS {
+                    self.by_fd.remove(&fd);
+                }
+                stale.then_some(fd)
+            }
+            Moved::Returned(Err(error)) => {
+                // It ends here, as if the network had reset it.
+                tracing::warn!(%error, fd, "a connection could not be returned home, and is lost");
+                self.by_fd
+                    .remove(&fd)
+                    .and_then(|lost| lost.socket)
+                    .filter(|socket| socket.in_guest)
+                    .map(|_| fd)
+            }
+        }
+    }
+
+    /// Starts to return a connection that is here, unless one is being moved. Returns whether all
+    /// are at home. Offers that were not used are dropped.
+    pub(crate) fn return_all(&mut self) -> bool {
+        let moving = self.moving.as_ref().map(|moving| moving.fd);
+        self.by_fd.retain(|fd, connection| connection.socket.is_some() || moving == Some(*fd));
+        let next = if moving.is_none() { self.local_fds().next() } else { None };
+        if let Some(fd) = next {
+            self.begin_return(fd);
+        }
+        self.by_fd.is_empty()
+    }
+
+    /// Whether a call that was let through may be in progress, so that no connection can be
+    /// returned.
+    pub(crate) fn must_await_native_call(&self) -> bool {
+        self.in_native_call && self.local_fds().next().is_some()
+    }
+
+    /// Records that a call is let through.
+    fn enter_native_call(&mut self) {
+        self.in_native_call = true;
+    }
+
+    /// Whether the program may be inside a call that was let through.
+    pub(crate) fn is_in_native_call(&self) -> bool {
+        self.in_native_call
+    }
+
+    /// Records that no call that was let through is in progress: the program has trapped or is
+    /// stopped.
+    pub(crate) fn leave_native_call(&mut self) {
+        self.in_native_call = false;
+    }
+
+    /// The descriptors whose connections are here.
+    fn local_fds(&self) -> impl Iterator<Item = i32> {
+        self.by_fd.iter().filter(|(_, connection)| connection.socket.is_some()).map(|(fd, _)| *fd)
+    }
+
+    fn begin_take(&mut self, fd: i32) {
+        if let Some(connection) = self.by_fd.get(&fd) {
+            let request = MoveRequest::Take(connection.token);
+            self.begin_move(fd, request);
+        }
+    }
+
+    fn begin_return(&mut self, fd: i32) {
+        if let Some(Connection { token, socket: Some(local), .. }) = self.by_fd.get(&fd) {
+            let request = MoveRequest::Return(*token, Arc::clone(&local.socket));
+            self.begin_move(fd, request);
+        }
+    }
+
+    fn begin_move(&mut self, fd: i32, request: MoveRequest) {
+        self.moves += 1;
+        self.moving = Some(Moving { number: self.moves, fd, request: Some(request) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: ConnectionToken = ConnectionToken([7; 16]);
+
+    fn offered(fd: i32) -> Connections {
+        let mut connections = Connections::default();
+        connections.receive_notices(&[(fd, FileNotice::Connection(TOKEN))], true);
+        connections
+    }
+
+    fn local() -> io::Result<(OwnedFd, UnixStream)> {
+        let (socket, _peer) = UnixStream::pair()?;
+        Ok((rustix::io::dup(&socket)?, socket))
+    }
+
+    fn taken(fd: i32) -> Connections {
+        let mut connections = offered(fd);
+        connections.begin_take(fd);
+        let (number, request) = connections.start_move().unwrap();
+        assert!(matches!(request, MoveRequest::Take(TOKEN)) && connections.start_move().is_none());
+        assert_eq!(connections.finish_move(number, Moved::Taken(local())), None);
+        connections
+    }
+
+    #[test]
+    fn connection_that_is_not_taken_stays_at_home() {
+        let mut connections = offered(5);
+        connections.begin_take(5);
+        let (number, _request) = connections.start_move().unwrap();
+        let failed = || Moved::Taken(Err(io::ErrorKind::NotFound.into()));
+        assert!(connections.finish_move(number + 1, failed()).is_none() && connections.is_moving());
+        assert_eq!(connections.finish_move(number, failed()), None);
+        assert!(!connections.is_moving() && connections.return_all());
+    }
+
+    #[test]
+    fn all_connections_are_returned_one_after_the_other() {
+        let mut connections = taken(5);
+        connections.receive_notices(&[(6, FileNotice::Connection(TOKEN))], true);
+        connections.begin_take(6);
+        assert!(!connections.return_all(), "one is being moved");
+        let (number, _request) = connections.start_move().unwrap();
+        connections.finish_move(number, Moved::Taken(local()));
+        for fd in [5, 6] {
+            assert!(!connections.return_all());
+            let (number, request) = connections.start_move().unwrap();
+            assert!(matches!(request, MoveRequest::Return(..)));
+            connections.by_fd.get_mut(&fd).unwrap().socket.as_mut().unwrap().in_guest = fd == 5;
+            let stale = connections.finish_move(number, Moved::Returned(Ok(())));
+            assert_eq!(stale, (fd == 5).then_some(5), "the guest has it open");
+        }
+        assert!(connections.return_all());
+    }
+
+    #[test]
+    fn offers_are_declined_while_the_process_departs() {
+        let mut connections = Connections::default();
+        connections.receive_notices(&[(5, FileNotice::Connection(TOKEN))], false);
+        assert!(connections.by_fd.is_empty());
+    }
+}

@@ -1,0 +1,256 @@
+//! The half on a guest's node: connections that guests of this node have taken from their homes.
+//!
+//! A connection that was taken is silent here until home has committed the move: no packet of it
+//! leaves its home's namespace. So it is never active in two places, whatever breaks meanwhile. If a
+//! link breaks after the question that decides a move, the question is repeated until home answers:
+//! the program, which waits for the answer, has lost its home as well.
+
+use crate::link::Homes;
+use crate::message::{NetReply, NetRequest};
+use crate::packets::{Packets, ends};
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tern_ids::{ConnectionToken, NodeId};
+use tern_redirect::{Ends, Hold, NetworkNamespace};
+
+/// How long home is asked how a move was decided. After that, home has given the process up.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// Interval of these questions.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Interval at which the end of a closed connection is looked for.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a closed connection may take to end: the kernel's limit for closing, and TIME-WAIT.
+const END_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Maximum number of connections of guests.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// The connections of this node's guests.
+#[derive(Debug)]
+pub struct Guests<H> {
+    homes: H,
+    packets: Arc<Packets>,
+    taken: Mutex<HashMap<(NodeId, ConnectionToken), Taken>>,
+}
+
+#[derive(Debug, Clone)]
+struct Taken {
+    connection: Ends,
+    /// The address at which this node reaches its home.
+    address: IpAddr,
+    inside: Arc<NetworkNamespace>,
+}
+
+impl<H: Homes> Guests<H> {
+    /// A node whose guests have no connections.
+    #[must_use]
+    pub fn new(homes: H, packets: Arc<Packets>) -> Self {
+        Self { homes, packets, taken: Mutex::default() }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<(NodeId, ConnectionToken), Taken>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a connection from a home, which this node reaches at `address`.
+    ///
+    /// # Errors
+    /// The connection is at home then.
+    pub fn take(&self, home: NodeId, address: IpAddr, token: ConnectionToken) -> Result<OwnedFd> {
+        ensure!(
+            self.taken().len() < MAX_CONNECTIONS,
+            "this node has {MAX_CONNECTIONS} connections of guests"
+        );
+        let captured = match self.homes.call(home, &NetRequest::Take(token)) {
+            Ok(NetReply::Taken(captured)) => captured,
+            Ok(NetReply::Refused(why)) => bail!(why),
+            Ok(NetReply::Done) => bail!("home sent an unexpected reply"),
+            // Home may have sent it. It continues there after a while in any case.
+            Err(error) => {
+                let _unreachable = self.homes.call(home, &NetRequest::Cancel(token));
+                return Err(error);
+            }
+        };
+        let restored = self.restore(home, address, &captured);
+        let (taken, socket) = match restored {
+            Ok(restored) => restored,
+            Err(error) => {
+                let _continues_later = self.homes.call(home, &NetRequest::Cancel(token));
+                return Err(error);
+            }
+        };
+        let connection = taken.connection;
+        if let Err(error) = self.decide(home, &NetRequest::Commit(token)) {
+            self.drop_silently(home, &taken, socket);
+            return Err(error);
+        }
+        self.taken().insert((home, token), taken.clone());
+        // From here on the connection is here, and is returned if it cannot be used.
+        let goes_on = self
+            .packets
+            .answer(home, connection)
+            .and_then(|()| Ok(taken.inside.run(|| tern_tcp::resume(&socket, &captured))??));
+        match goes_on {
+            Ok(()) => Ok(socket),
+            Err(error) => {
+                let _worse = self.give_back(home, token, &socket);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the socket of a connection that home has sent. It is silent.
+    fn restore(
+        &self,
+        home: NodeId,
+        address: IpAddr,
+        captured: &tern_tcp::Connection,
+    ) -> Result<(Taken, OwnedFd)> {
+        let connection = ends(captured.peer, captured.local)?;
+        let own: SocketAddr = connection.home();
+        ensure!(!own.ip().is_loopback(), "connections of the loopback interface stay at home");
+        let inside = Arc::new(self.packets.enter(home, address, connection)?);
+        let restored = inside.run(|| tern_tcp::restore(captured)).map_err(anyhow::Error::from);
+        match restored.and_then(|restored| Ok(restored?)) {
+            Ok(socket) => Ok((Taken { connection, address, inside }, socket)),
+            Err(error) => {
+                self.packets.leave(home, connection);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks home to make the step that decides where a connection is, until it answers.
+    fn decide(&self, home: NodeId, request: &NetRequest) -> Result<()> {
+        let until = Instant::now() + DECISION_TIMEOUT;
+        loop {
+            match self.homes.call(home, request) {
+                Ok(NetReply::Done) => return Ok(()),
+                Ok(NetReply::Refused(why)) => bail!(why),
+                Ok(NetReply::Taken(_)) => bail!("home sent an unexpected reply"),
+                Err(error) if Instant::now() > until => return Err(error),
+                Err(error) => {
+                    tracing::info!(%home, "it is unknown where a connection is: {error:#}");
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+            }
+        }
+    }
+
+    /// Closes a socket whose connection continues at home. No packet of it leaves.
+    fn drop_silently(&self, home: NodeId, taken: &Taken, socket: OwnedFd) {
+        let closed = taken.inside.run(|| {
+            let captured = tern_tcp::capture(&socket).map(drop);
+            drop(socket);
+            captured
+        });
+        if !matches!(closed, Ok(Ok(()))) {
+            tracing::debug!("a restored socket was closed with a packet, which is dropped");
+        }
+        self.packets.leave(home, taken.connection);
+    }
+
+    /// Returns a connection to its home. The socket is of no use afterwards. Its last descriptor may
+    /// be closed at any time; that sends nothing.
+    ///
+    /// # Errors
+    /// The connection is still here.
+    pub fn give_back(&self, home: NodeId, token: ConnectionToken, socket: &OwnedFd) -> Result<()> {
+        let taken = self.taken().get(&(home, token)).cloned();
+        let taken = taken.context("this node does not have this connection")?;
+        let connection = taken.connection;
+        let hold = self.packets.watch(taken.address, connection)?;
+        self.decide(home, &NetRequest::Recall(token))?;
+        let captured = self
+            .packets
+            .stop(connection)
+            .and_then(|()| Ok(taken.inside.run(|| tern_tcp::capture(socket))??));
+        let captured = match captured {
+            Ok(captured) => {
+                // In repair mode the timers of the socket would still send, and after that the kernel
+                // answers for it.
+                let silenced = self.packets.silence(home, connection);
+                let discarded = taken.inside.run(|| tern_tcp::discard(socket, &captured));
+                if !matches!((&silenced, &discarded), (Ok(()), Ok(Ok(())))) {
+                    tracing::warn!(?silenced, ?discarded, "a socket that was returned may still send");
+                }
+                captured
+            }
+            Err(error) => {
+                self.keep(home, token, hold, connection);
+                return Err(error);
+            }
+        };
+        let request = NetRequest::Return(token, Box::new(captured));
+        if let Err(error) = self.decide(home, &request) {
+            let NetRequest::Return(_, captured) = request else { return Err(error) };
+            let answers = self.packets.answer(home, connection);
+            let restored = taken.inside.run(|| tern_tcp::restore_into(socket, &captured));
+            if !matches!((&answers, &restored), (Ok(()), Ok(Ok(())))) {
+                tracing::error!(?answers, ?restored, "a connection is lost: it could not be restored");
+            }
+            self.keep(home, token, hold, connection);
+            return Err(error);
+        }
+        self.taken().remove(&(home, token));
+        if let Err(error) = self.packets.send_back(taken.address, hold, connection) {
+            tracing::debug!("late packets of a connection were dropped: {error:#}");
+        }
+        self.packets.leave(home, connection);
+        Ok(())
+    }
+
+    /// Continues a connection here that could not be returned.
+    fn keep(&self, home: NodeId, token: ConnectionToken, hold: Hold, connection: Ends) {
+        let kept = self
+            .packets
+            .go_on(home, hold, connection)
+            .and_then(|()| self.homes.call(home, &NetRequest::Keep(token)));
+        if let Err(error) = kept {
+            tracing::warn!("a connection may continue late: {error:#}");
+        }
+    }
+
+    /// The shim of a guest does not use a connection any more. If it was not returned, its process
+    /// has ended: waits until this node's kernel has closed it, and informs home. Returns after
+    /// minutes at the latest.
+    pub fn release(&self, home: NodeId, token: ConnectionToken) {
+        let Some(taken) = self.taken().get(&(home, token)).cloned() else { return };
+        let until = Instant::now() + END_TIMEOUT;
+        while Instant::now() < until
+            && taken.inside.run(|| is_known(taken.connection)).is_ok_and(|known| known)
+        {
+            std::thread::sleep(END_CHECK_INTERVAL);
+        }
+        self.taken().remove(&(home, token));
+        self.packets.leave(home, taken.connection);
+        // If home cannot be reached, it forgets the connection itself.
+        let _forgotten_later = self.homes.call(home, &NetRequest::Gone(token));
+    }
+
+    /// Number of connections that are here.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.taken().len()
+    }
+}
+
+/// Whether the calling thread's network namespace has a socket with these ends, in any state
+/// (proc_net_tcp: addresses in the byte order of the machine, in hexadecimal).
+fn is_known(connection: Ends) -> bool {
+    let ports = format!(":{:04X} ", connection.home().port());
+    let peer = format!(":{:04X} ", connection.client().port());
+    ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].iter().any(|table| {
+        let rows = std::fs::read_to_string(table).unwrap_or_default();
+        // A namespace has the sockets of one address of home, so that the ports identify it unless
+        // two clients use the same. Then this one is regarded as open for longer.
+        rows.lines().skip(1).any(|row| row.contains(&ports) && row.contains(&peer))
+    })
+}

@@ -1,0 +1,52 @@
+//! The requests of a guest's node to a home, and the replies. The guest's node requests every move of
+//! a connection; home performs it, or refuses.
+//!
+//! ```text
+//!  take:    Take ──▶ Taken(connection)    home holds the client's packets
+//!           Commit ──▶ Done               they go to the guest's node from here on
+//!  return:  Recall ──▶ Done               home holds the client's packets
+//!           Return(connection) ──▶ Done   home's socket has the connection again
+//! ```
+//! Each step may be repeated after a cut link, and takes effect once.
+
+use serde::{Deserialize, Serialize};
+use tern_ids::ConnectionToken;
+use tern_tcp::Connection;
+
+/// The version of this protocol and of the connections in it.
+pub const VERSION: u32 = (1 << 16) | tern_tcp::VERSION as u32;
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetRequest {
+    /// The first request on a link.
+    Begin {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Stop the connection at home, and send it.
+    Take(ConnectionToken),
+    /// The connection is restored on the guest's node: its packets must go there.
+    Commit(ConnectionToken),
+    /// The connection could not be restored: continue it at home.
+    Cancel(ConnectionToken),
+    /// The connection is to return: hold its packets.
+    Recall(ConnectionToken),
+    /// Continue the connection at home, as it is here.
+    Return(ConnectionToken, Box<Connection>),
+    /// The connection does not return after all: its packets must go to the guest's node again.
+    Keep(ConnectionToken),
+    /// The connection has ended on the guest's node.
+    Gone(ConnectionToken),
+}
+
+/// A reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetReply {
+    /// Done, or done before.
+    Done,
+    /// To `Take`.
+    Taken(Box<Connection>),
+    /// Not done. One sentence.
+    Refused(String),
+}

@@ -1,0 +1,276 @@
+//! The node's rules for the packets of moved connections, shared by both halves.
+
+use anyhow::{Context, Result, bail};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tern_ids::NodeId;
+use tern_redirect::{
+    Change, Ends, Hold, Injector, Namespace, NetworkInterface, NetworkNamespace, RouteLookup, Table, Way,
+};
+
+/// Bytes that are held of one connection while it moves. The client sends what is more again.
+const MAX_HELD: usize = 4 << 20;
+
+/// The rules. Used by threads of this node's network namespace.
+#[derive(Debug)]
+pub struct Packets(Mutex<Rules>);
+
+#[derive(Debug)]
+struct Rules {
+    table: Table,
+    injector: Injector,
+    /// The interfaces whose packets the table handles.
+    attached: BTreeSet<u32>,
+    /// The namespace of each home, by its address.
+    namespaces: BTreeMap<(NodeId, IpAddr), HomeNamespace>,
+}
+
+#[derive(Debug)]
+struct HomeNamespace {
+    namespace: Namespace,
+    /// The connections that have their sockets in it.
+    connections: BTreeSet<Ends>,
+}
+
+impl Packets {
+    /// Opens the table of this name in the calling thread's network namespace. It removes the rules of
+    /// an earlier process.
+    ///
+    /// # Errors
+    /// Without CAP_NET_ADMIN and CAP_SYS_ADMIN, or if the kernel lacks a feature.
+    pub fn open(name: &str) -> Result<Self> {
+        Table::open(name)?.remove()?;
+        let mut table = Table::open(name)?;
+        let injector = Injector::create(&mut table)?;
+        let (attached, namespaces) = Default::default();
+        Ok(Self(Mutex::new(Rules { table, injector, attached, namespaces })))
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Rules> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Home: holds what the client of this connection sends.
+    ///
+    /// # Errors
+    /// If the client is on this machine, or cannot be reached. Nothing has changed then.
+    pub fn hold(&self, connection: Ends) -> Result<Hold> {
+        let mut rules = self.rules();
+        let way = rules.way_to(connection.client().ip())?;
+        let link = rules.attach(way.interface)?;
+        let hold = Hold::open(&[link], &[connection], MAX_HELD)?;
+        rules.table.apply(&[Change::Hold(connection)])?;
+        Ok(hold)
+    }
+
+    /// Home: sends the client's packets, and those that were held, to the node with this address.
+    ///
+    /// # Errors
+    /// If that node cannot be reached, or the kernel refuses. The packets are still held then.
+    pub fn forward(&self, hold: Option<Hold>, connection: Ends, node: IpAddr) -> Result<()> {
+        let mut rules = self.rules();
+        let way = rules.way_to(node)?;
+        rules.release(hold, Change::Forward(connection, way))
+    }
+
+    /// Home: the client's packets, and those that were held, reach this machine's own sockets.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn keep_local(&self, hold: Option<Hold>, connection: Ends) -> Result<()> {
+        self.rules().release(hold, Change::Forget(connection))
+    }
+
+    /// Guest's node: prepares for a connection of this home. Packets for it reach home's namespace on
+    /// this node, and none leaves that yet. Returns the namespace, for its socket.
+    ///
+    /// # Errors
+    /// If there can be no namespace, or the kernel refuses. Nothing is left then.
+    pub fn enter(&self, home: NodeId, node_of_home: IpAddr, connection: Ends) -> Result<NetworkNamespace> {
+        let mut rules = self.rules();
+        let way = rules.way_to(node_of_home)?;
+        let link = rules.attach(way.interface)?;
+        let place = rules.namespace(home, connection, link.mtu)?;
+        let entered = place.inside().try_clone();
+        let way_in = place.way_in(connection.home().ip());
+        let done = rules.table.apply(&[Change::Forward(connection, way_in)]);
+        match entered.and_then(|inside| done.map(|()| inside)) {
+            Ok(inside) => Ok(inside),
+            Err(error) => {
+                rules.leave(home, connection);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Guest's node: packets of this connection leave home's namespace.
+    ///
+    /// # Errors
+    /// If the client cannot be reached, or the kernel refuses.
+    pub fn answer(&self, home: NodeId, connection: Ends) -> Result<()> {
+        let mut rules = self.rules();
+        let client = connection.client().ip();
+        let way = match RouteLookup::to(client)? {
+            RouteLookup::Through(way) => way,
+            RouteLookup::Local => rules.injector.way_to_local(client),
+        };
+        let from = rules.outer(home, connection).context("the connection has no namespace")?;
+        Ok(rules.table.apply(&[Change::Answer { from, connection, way }])?)
+    }
+
+    /// Guest's node: from now on keeps what arrives for this connection from its home, besides
+    /// sending it on. So a packet that reaches the socket too late is not lost.
+    ///
+    /// # Errors
+    /// If home cannot be reached, or the kernel refuses.
+    pub fn watch(&self, node_of_home: IpAddr, connection: Ends) -> Result<Hold> {
+        let mut rules = self.rules();
+        let way = rules.way_to(node_of_home)?;
+        let interface = rules.attach(way.interface)?;
+        Ok(Hold::open(&[interface], &[connection], MAX_HELD)?)
+    }
+
+    /// Guest's node: no packet enters home's namespace for this connection.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn stop(&self, connection: Ends) -> Result<()> {
+        Ok(self.rules().table.apply(&[Change::Hold(connection)])?)
+    }
+
+    /// Guest's node: no packet of this connection leaves home's namespace.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn silence(&self, home: NodeId, connection: Ends) -> Result<()> {
+        let mut rules = self.rules();
+        let from = rules.outer(home, connection).context("the connection has no namespace")?;
+        Ok(rules.table.apply(&[Change::ForgetAnswer { from, connection }])?)
+    }
+
+    /// Guest's node: packets enter home's namespace again, and those that were kept as well.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn go_on(&self, home: NodeId, hold: Hold, connection: Ends) -> Result<()> {
+        let mut rules = self.rules();
+        let place = rules.namespaces.get(&(home, connection.home().ip()));
+        let way_in =
+            place.context("the connection has no namespace")?.namespace.way_in(connection.home().ip());
+        rules.release(Some(hold), Change::Forward(connection, way_in))
+    }
+
+    /// Guest's node: sends what was kept back to home, which has the connection again.
+    ///
+    /// # Errors
+    /// If home cannot be reached, or the kernel refuses.
+    pub fn send_back(&self, node_of_home: IpAddr, hold: Hold, connection: Ends) -> Result<()> {
+        let mut rules = self.rules();
+        let way = rules.way_to(node_of_home)?;
+        rules.release(Some(hold), Change::Forward(connection, way))
+    }
+
+    /// Guest's node: forgets a connection, and removes the namespace of its home after the last.
+    pub fn leave(&self, home: NodeId, connection: Ends) {
+        self.rules().leave(home, connection);
+    }
+
+    /// Removes all rules, interfaces and namespaces.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn remove(self) -> Result<()> {
+        let Rules { mut table, injector, namespaces, .. } =
+            self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for place in namespaces.into_values() {
+            place.namespace.remove(&mut table)?;
+        }
+        injector.remove(&mut table)?;
+        Ok(table.remove()?)
+    }
+}
+
+impl Rules {
+    /// The way to another machine.
+    fn way_to(&self, address: IpAddr) -> Result<Way> {
+        match RouteLookup::to(address.to_canonical())? {
+            RouteLookup::Through(way) => Ok(way),
+            RouteLookup::Local => bail!("{address} is an address of this machine"),
+        }
+    }
+
+    /// Has the table handle the packets that arrive at an interface.
+    fn attach(&mut self, interface: u32) -> Result<NetworkInterface> {
+        let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let name = index_to_name(&any, interface).context("the interface of a route is gone")?;
+        let link = NetworkInterface::find(&name)?;
+        if !self.attached.contains(&interface) {
+            self.table.attach(&name)?;
+            self.attached.insert(interface);
+        }
+        Ok(link)
+    }
+
+    fn release(&mut self, hold: Option<Hold>, change: Change) -> Result<()> {
+        match hold {
+            Some(hold) => {
+                let released = hold.release(&self.injector, &mut self.table, &[change])?;
+                tracing::debug!(?released, "held packets were sent on");
+            }
+            None => self.table.apply(&[change])?,
+        }
+        Ok(())
+    }
+
+    /// The namespace of a connection's home.
+    fn namespace(&mut self, home: NodeId, connection: Ends, mtu: u32) -> Result<&Namespace> {
+        let key = (home, connection.home().ip());
+        if !self.namespaces.contains_key(&key) {
+            let name = (0..)
+                .map(|number| format!("tern{home}.{number}"))
+                .find(|name| self.namespaces.values().all(|place| place.namespace.outer().name != *name))
+                .context("no name for an interface")?;
+            let namespace = Namespace::create(&mut self.table, &name, &[key.1], mtu)?;
+            self.namespaces.insert(key, HomeNamespace { namespace, connections: BTreeSet::new() });
+        }
+        let place = self.namespaces.get_mut(&key).context("the namespace is gone")?;
+        place.connections.insert(connection);
+        Ok(&place.namespace)
+    }
+
+    /// The index of the outer end of a home's namespace.
+    fn outer(&self, home: NodeId, connection: Ends) -> Option<u32> {
+        let place = self.namespaces.get(&(home, connection.home().ip()))?;
+        Some(place.namespace.outer().index)
+    }
+
+    fn leave(&mut self, home: NodeId, connection: Ends) {
+        let key = (home, connection.home().ip());
+        let mut changes = vec![Change::Forget(connection)];
+        if let Some(from) = self.outer(home, connection) {
+            changes.push(Change::ForgetAnswer { from, connection });
+        }
+        if let Err(error) = self.table.apply(&changes) {
+            tracing::warn!(%error, "the rules of a connection could not be removed");
+        }
+        let Some(place) = self.namespaces.get_mut(&key) else { return };
+        place.connections.remove(&connection);
+        if place.connections.is_empty()
+            && let Some(place) = self.namespaces.remove(&key)
+            && let Err(error) = place.namespace.remove(&mut self.table)
+        {
+            tracing::warn!(%error, "the namespace of a home could not be removed");
+        }
+    }
+}
+
+/// The addresses of a connection, for the rules.
+///
+/// # Errors
+/// If they are of two IP versions.
+pub(crate) fn ends(client: SocketAddr, home: SocketAddr) -> Result<Ends> {
+    Ok(Ends::new(client, home)?)
+}

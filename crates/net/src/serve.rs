@@ -1,0 +1,204 @@
+//! The server of one node: requests of its shims, and of the tern-nets of other nodes. Each has a
+//! thread, within limits, since each may wait for another node.
+
+use crate::guest::Guests;
+use crate::home::Home;
+use crate::link::{self, HomeLinks};
+use crate::message::{NetReply, NetRequest, VERSION};
+use crate::packets::Packets;
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tern_control::control_socket::{ControlSocket, PendingRequest, not_held};
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::NodeId;
+use tern_node::Config;
+use tern_node::map::Map;
+use tern_wire::{Identity, Link, LinkError, ServerTls};
+
+/// Name of the table of rules.
+const TABLE: &str = "tern";
+
+/// Limit for a handshake, and for sending a reply.
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a link may be idle.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Maximum number of threads that serve requests: one for each connection that is offered or taken,
+/// and one for each link.
+const MAX_THREADS: usize = 1024;
+
+/// Bytes of stack of such a thread.
+const STACK_SIZE: usize = 256 << 10;
+
+/// Interval at which moves that were not continued are looked for.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The server.
+#[derive(Debug)]
+struct Server {
+    home: Home,
+    guests: Guests<HomeLinks>,
+    tls: ServerTls,
+    map: PathBuf,
+    threads: AtomicUsize,
+}
+
+/// Serves for ever.
+///
+/// # Errors
+/// If this node lacks a privilege or the kernel a feature.
+pub fn run(config: &Config, control: &ControlSocket, is_ready: impl FnOnce()) -> Result<()> {
+    let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
+    let packets = Arc::new(Packets::open(TABLE).context("this node cannot move connections")?);
+    let server = Arc::new(Server {
+        home: Home::new(packets.clone()),
+        tls: identity.cluster_server()?,
+        guests: Guests::new(HomeLinks::new(config, identity), packets),
+        map: config.map.clone(),
+        threads: AtomicUsize::new(0),
+    });
+    is_ready();
+    let mut expired_at = Instant::now();
+    loop {
+        control.wait(&[], EXPIRY_INTERVAL)?;
+        while let Some(caller) = control.accept() {
+            server.start(caller);
+        }
+        if expired_at.elapsed() >= EXPIRY_INTERVAL {
+            expired_at = Instant::now();
+            server.home.expire();
+        }
+    }
+}
+
+impl Server {
+    /// Serves a request in a thread of its own.
+    fn start(self: &Arc<Self>, caller: PendingRequest) {
+        if self.threads.load(Ordering::Acquire) >= MAX_THREADS {
+            return caller.reply(&refusal("tern-net serves too many connections"));
+        }
+        self.threads.fetch_add(1, Ordering::AcqRel);
+        let guard = ThreadGuard(self.clone());
+        let serve = move || guard.0.serve(caller);
+        let thread = std::thread::Builder::new().name("request".into()).stack_size(STACK_SIZE).spawn(serve);
+        if let Err(error) = thread {
+            tracing::warn!(%error, "cannot start a thread for a request");
+        }
+    }
+
+    fn serve(&self, caller: PendingRequest) {
+        match *caller.request() {
+            ShimRequest::Connection => {
+                if let Some(socket) = caller.receive_connection()
+                    && let Err(error) = self.serve_node(socket)
+                {
+                    tracing::info!("a link has ended: {error:#}");
+                }
+            }
+            ShimRequest::OfferConnection { token, node } => {
+                let offered = caller
+                    .receive_descriptor()
+                    .map_err(anyhow::Error::from)
+                    .and_then(|socket| self.home.offer(token, node, socket));
+                match offered {
+                    Ok(()) => {
+                        if let Ok(shim) = caller.reply_and_keep(&ShimReply::Done) {
+                            await_close(shim);
+                        }
+                        self.home.withdraw(token);
+                    }
+                    Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
+                }
+            }
+            ShimRequest::TakeConnection { home, token } => {
+                let taken = self.address(home).and_then(|address| self.guests.take(home, address, token));
+                match taken {
+                    Ok(socket) => {
+                        let shim = caller.reply_with_fd(std::os::fd::AsFd::as_fd(&socket));
+                        // This descriptor would keep the connection open after its process has ended.
+                        drop(socket);
+                        if let Ok(shim) = shim {
+                            await_close(shim);
+                        }
+                        self.guests.release(home, token);
+                    }
+                    Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
+                }
+            }
+            ShimRequest::ReturnConnection { home, token } => {
+                let returned = caller
+                    .receive_descriptor()
+                    .map_err(anyhow::Error::from)
+                    .and_then(|socket| self.guests.give_back(home, token, &socket));
+                match returned {
+                    Ok(()) => caller.reply(&ShimReply::Done),
+                    Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
+                }
+            }
+            _ => caller.reply(&not_held()),
+        }
+    }
+
+    /// The address at which this node reaches another one.
+    fn address(&self, node: NodeId) -> Result<IpAddr> {
+        let address = Map::read(&self.map)?.address(node)?;
+        let resolved = address.to_socket_addrs()?.next();
+        Ok(resolved.with_context(|| format!("{address} has no address"))?.ip())
+    }
+
+    /// Serves the tern-net of a node with guests of this one.
+    fn serve_node(&self, socket: TcpStream) -> Result<()> {
+        let mut link = Link::accept(socket, &self.tls, Instant::now() + IO_TIMEOUT)?;
+        let node = link.peer_node().context("the peer is not a node")?;
+        let address = link.peer_address()?.ip().to_canonical();
+        let begin = link::receive(&mut link, Instant::now() + IO_TIMEOUT)?;
+        let NetRequest::Begin { version } = begin else { bail!("the first request is not Begin") };
+        let reply = if version != VERSION {
+            NetReply::Refused(format!("home uses version {VERSION} of this protocol, the node {version}"))
+        } else if !Map::read(&self.map).is_ok_and(|map| map.contains(node)) {
+            NetReply::Refused(format!("node {node} is not in home's map"))
+        } else {
+            NetReply::Done
+        };
+        link::send(&mut link, &reply, Instant::now() + IO_TIMEOUT)?;
+        ensure!(reply == NetReply::Done, "node {node} was refused");
+        loop {
+            let request = match link::receive(&mut link, Instant::now() + IDLE_TIMEOUT) {
+                Ok(request) => request,
+                Err(error) => match error.downcast_ref() {
+                    Some(LinkError::Closed | LinkError::Timeout) => return Ok(()),
+                    _ => return Err(error),
+                },
+            };
+            let reply = self.home.handle(node, address, request);
+            link::send(&mut link, &reply, Instant::now() + IO_TIMEOUT)?;
+        }
+    }
+}
+
+/// Counts a thread until it has ended, or has failed to start.
+struct ThreadGuard(Arc<Server>);
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Waits until the other end closes this socket.
+fn await_close(mut socket: UnixStream) {
+    let _blocking = socket.set_read_timeout(None);
+    while socket.read(&mut [0]).map_or_else(|e| e.kind() == ErrorKind::Interrupted, |read| read > 0) {}
+}
+
+fn refusal(reason: &str) -> ShimReply {
+    ShimReply::Refused(Refusal::new(RefusalKind::NotFound, reason))
+}

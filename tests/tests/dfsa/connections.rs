@@ -1,0 +1,214 @@
+//! Connections that move with their process: a server that is away serves from where it runs.
+
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+use tern_tests::cluster::Cluster;
+use tern_tests::cluster::fault_injection::{configure, kill_shims, wait_until};
+use tern_tests::runs::running::{ANNOUNCE, Running};
+
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Serves one client after the other, until one sends nothing. With `timer`, signals interrupt it
+/// all the time. With `shares`, it duplicates, changes and inherits each connection now and then.
+const SERVER: &str = "
+import os, signal, socket, sys
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('', 7777))
+listener.listen(8)
+print('listens', flush=True)
+signals = 0
+def count(*_):
+    global signals
+    signals += 1
+signal.signal(signal.SIGALRM, count)
+if 'timer' in sys.argv:
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+total = 1
+while total:
+    client, _ = listener.accept()
+    total = pieces = 0
+    while data := client.recv(1 << 20):
+        pieces += 1
+        if 'shares' in sys.argv and pieces % 50 == 0:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, pieces // 50 % 4)
+            other = client.dup()
+            child = os.fork()
+            if child == 0:
+                other.sendall(data)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            other.close()
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == pieces // 50 % 4
+        else:
+            client.sendall(data)
+        total += len(data)
+    client.close()
+    print('served', total, flush=True)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(signals > 0)
+";
+
+/// Sends a pattern in pieces of a size and checks what comes back, until /tmp/stop exists.
+const CLIENT: &str = "
+import os, socket, sys, threading
+server = socket.create_connection((sys.argv[1], 7777))
+size, at = int(sys.argv[2]), 0
+pattern = bytes(i * 7 & 255 for i in range(256)) * (size // 256 + 2)
+while not os.path.exists('/tmp/stop'):
+    piece = pattern[at % 256:][:size]
+    sender = threading.Thread(target=server.sendall, args=(piece,))
+    sender.start()
+    got = bytearray()
+    while len(got) < size:
+        more = server.recv(size - len(got))
+        assert more, 'the server has closed the connection'
+        got += more
+    sender.join()
+    assert got == piece, at
+    at += size
+    print('at', at, flush=True)
+server.shutdown(socket.SHUT_WR)
+assert server.recv(1) == b''
+print('done', at, flush=True)
+";
+
+struct Scene {
+    cluster: Cluster,
+    server: Running,
+    address: String,
+}
+
+impl Scene {
+    fn new(name: &str, options: &[&str]) -> Result<Self> {
+        let cluster = Cluster::with_nodes(name, 3)?;
+        for node in 1..=3 {
+            configure(&cluster, node, "connections = true")?;
+            let is_up = || cluster.run(node, &["test", "-S", "/run/tern/net.sock"]).is_ok();
+            wait_until("tern-net runs", EVENT_TIMEOUT, is_up).with_context(|| cluster.diagnostics(0))?;
+        }
+        let address = cluster.lab().node(1).address().to_string();
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "/usr/bin/python3", "-c", SERVER]).args(options);
+        let server = Running::start(&mut command, false)?;
+        server.await_output("listens")?;
+        Ok(Self { cluster, server, address })
+    }
+
+    fn client(&self, size: u64) -> Result<Running> {
+        let mut command = self.cluster.command(3, "sh");
+        let program = ["-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", CLIENT, &self.address];
+        command.args(program).arg(size.to_string());
+        Running::start(&mut command, false)
+    }
+
+    /// Whether the guest on this node has a connection of its own.
+    fn has_connection(&self, node: u16) -> bool {
+        // A guest has no other descriptors than those of its connections.
+        let line = "for p in $(pgrep ^tern:); do ls -l /proc/$p/fd; done 2> /dev/null | grep -q socket:";
+        self.cluster.run(node, &["sh", "-c", line]).is_ok()
+    }
+
+    /// The state of the cluster, for a failed test.
+    fn diagnostics(&self) -> String {
+        let log = |node| self.cluster.run(node, &["cat", "/run/tern/net.log"]).unwrap_or_default();
+        let logs: String = (1..=3)
+            .map(|node| format!("── tern-net of node {node}\n{}", String::from_utf8_lossy(&log(node))))
+            .collect();
+        self.cluster.diagnostics(self.server.pid) + &logs
+    }
+
+    fn migrate(&self, to: &str) -> Result<()> {
+        self.cluster.migrate(self.server.pid, to).map_err(|refused| anyhow::anyhow!("{to}: {refused}"))?;
+        Ok(())
+    }
+}
+
+/// The number of bytes that the client has got back.
+fn progress(client: &Running) -> u64 {
+    let digits =
+        |text: &str| text.find(|c: char| !c.is_ascii_digit()).and_then(|end| text[..end].parse().ok());
+    client.output_so_far().rsplit("at ").find_map(digits).unwrap_or(0)
+}
+
+fn await_progress(scene: &Scene, client: &Running, bytes: u64) -> Result<()> {
+    let from = progress(client);
+    wait_until("the client gets more", EVENT_TIMEOUT, || progress(client) > from + bytes)
+        .with_context(|| format!("{}\n{}", client.output_so_far(), scene.diagnostics()))?;
+    Ok(())
+}
+
+/// The server moves while its client gets back all that it sends, in pieces of this size.
+fn server_moves(name: &str, options: &[&str], size: u64) -> Result<()> {
+    let mut scene = Scene::new(name, options)?;
+    let mut client = scene.client(size)?;
+    await_progress(&scene, &client, 50 * size)?;
+    for to in ["2", "home", "2", "3", "2"] {
+        scene.migrate(to)?;
+        if to != "home" && !options.contains(&"shares") {
+            let node = to.parse()?;
+            wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(node))
+                .with_context(|| scene.diagnostics())?;
+        }
+        await_progress(&scene, &client, 120 * size).context(to)?;
+    }
+    scene.cluster.run(3, &["touch", "/tmp/stop"])?;
+    let outcome = client.finish(RUN_TIMEOUT)?;
+    let text = String::from_utf8_lossy(&outcome.out).into_owned();
+    let total = text.lines().find_map(|line| line.strip_prefix("done ")).context("the client has failed")?;
+    scene.server.await_output(&format!("served {total}"))?;
+    // A client that sends nothing ends the server.
+    scene.client(size)?.finish(RUN_TIMEOUT)?;
+    scene.server.await_output("served 0")?;
+    scene.server.await_output(if options.contains(&"timer") { "True" } else { "False" })?;
+    let outcome = scene.server.finish(RUN_TIMEOUT)?;
+    ensure!(outcome.status == 0, "{outcome:?}");
+    nothing_is_left(&scene)
+}
+
+fn nothing_is_left(scene: &Scene) -> Result<()> {
+    let left = |node| scene.cluster.run(node, &["sh", "-c", "ls /sys/class/net | grep 'tern[0-9]'"]).is_ok();
+    wait_until("no namespace is left", EVENT_TIMEOUT, || (1..=3).all(|node| !left(node)))
+        .with_context(|| scene.diagnostics())?;
+    Ok(())
+}
+
+#[test]
+fn connection_is_served_where_its_server_runs() -> Result<()> {
+    server_moves("served", &[], 1000)
+}
+
+#[test]
+fn large_transfers_survive_moves_and_signals() -> Result<()> {
+    server_moves("served-large", &["timer"], 300_000)
+}
+
+#[test]
+fn shared_connections_survive_moves() -> Result<()> {
+    server_moves("served-shared", &["shares"], 1000)
+}
+
+/// The client of a server that is killed sees its connection end, and the port is free again.
+#[test]
+fn connection_of_a_killed_server_ends() -> Result<()> {
+    for guest_shim in [false, true] {
+        let mut scene = Scene::new("served-killed", &[])?;
+        let mut client = scene.client(1000)?;
+        scene.migrate("2")?;
+        wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))?;
+        await_progress(&scene, &client, 100_000)?;
+        if guest_shim {
+            kill_shims(&scene.cluster, 2)?;
+        } else {
+            scene.cluster.run(1, &["kill", "-KILL", &scene.server.pid.to_string()])?;
+        }
+        let outcome = client.finish(RUN_TIMEOUT).with_context(|| scene.diagnostics())?;
+        ensure!(outcome.status != 0, "{outcome:?}");
+        scene.server.finish(RUN_TIMEOUT)?;
+        let again = "import socket; s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(('', 7777))";
+        let binds = || scene.cluster.run(1, &["/usr/bin/python3", "-c", again]).is_ok();
+        wait_until("the port is free", EVENT_TIMEOUT, binds).with_context(|| scene.diagnostics())?;
+    }
+    Ok(())
+}
