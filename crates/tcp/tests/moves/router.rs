@@ -7,6 +7,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,6 @@ impl Net {
         for host in [&a, &b, &client] {
             // Small buffers are filled sooner.
             host.set("tcp_wmem", "4096 16384 262144");
-            // A closed socket whose FIN no longer arrives would keep the device for 100 s.
-            host.set("tcp_orphan_retries", "1");
         }
         let devices = Arc::new([a_device, b_device, client_device]);
         let paths = Arc::new(Mutex::new(Paths::default()));
@@ -114,6 +113,10 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &[0]);
+        // A closed socket whose FIN is not acknowledged would keep its device for 100 s.
+        for host in self.servers.iter().chain([&self.client]) {
+            let _ = host.run(|| Command::new("ss").args(["-Kt", "state", "connected"]).output());
+        }
     }
 }
 

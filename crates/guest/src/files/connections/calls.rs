@@ -113,7 +113,14 @@ impl Thread {
         let mut registers = stopped.registers()?;
         let Some(nr) = registers.call() else { return Ok(()) };
         if let Some(partial) = tern_migrate::partial::remainder(&mut registers, None) {
-            self.sync.partial = Some(partial);
+            if self.has_undelivered() {
+                // A signal cuts the transfer short, as at home.
+                return Ok(());
+            }
+            // The call for the rest counts as pending under the next number: home sees that it has not
+            // received the call, and no handler runs here before the call is sent.
+            self.sync.call += 1;
+            (self.sync.partial, self.sync.call_pending) = (Some(partial), true);
         } else if registers.rax.cast_signed() == -i64::from(libc::EINTR) && is_transfer(nr as u32) {
             // A socket with a time limit of its own reports a signal, but none was delivered.
             (registers.rax, registers.orig_rax) = (nr, u64::MAX);
