@@ -6,7 +6,7 @@
 //! the program, which waits for the answer, has lost its home as well.
 
 use crate::link::Homes;
-use crate::message::{NetReply, NetRequest};
+use crate::message::{NetReply, NetRequest, Step};
 use crate::packets::{Packets, ends};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use tern_ids::{ConnectionToken, NodeId};
 use tern_redirect::{Ends, Hold, NetworkNamespace};
 
-/// How long home is asked how a move was decided. After that, home has given the process up.
-const DECISION_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long home is asked how a move was decided. Two such questions, and the calls in between, take
+/// less time than the shim waits.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval of these questions.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -42,6 +43,8 @@ pub struct Guests<H> {
 
 #[derive(Debug, Clone)]
 struct Taken {
+    /// The number of the move.
+    number: u64,
     connection: Ends,
     /// The address at which this node reaches its home.
     address: IpAddr,
@@ -59,17 +62,18 @@ impl<H: Homes> Guests<H> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a connection from a home, which this node reaches at `address`.
+    /// Takes a connection from a home, which this node reaches at `address`. Returns its socket, and
+    /// the number of the move for [`release`](Self::release).
     ///
     /// # Errors
     /// The connection is at home then.
-    pub fn take(&self, home: NodeId, address: IpAddr, token: ConnectionToken) -> Result<OwnedFd> {
+    pub fn take(&self, home: NodeId, address: IpAddr, token: ConnectionToken) -> Result<(OwnedFd, u64)> {
         ensure!(
             self.taken().len() < MAX_CONNECTIONS,
             "this node has {MAX_CONNECTIONS} connections of guests"
         );
-        let captured = match self.homes.call(home, &NetRequest::Take(token)) {
-            Ok(NetReply::Taken(captured)) => captured,
+        let (number, captured) = match self.homes.call(home, &NetRequest::Take(token)) {
+            Ok(NetReply::Taken(number, captured)) => (number, captured),
             Ok(NetReply::Refused(why)) => bail!(why),
             Ok(NetReply::Done) => bail!("home sent an unexpected reply"),
             // Home may have sent it. It continues there after a while in any case.
@@ -78,7 +82,7 @@ impl<H: Homes> Guests<H> {
                 return Err(error);
             }
         };
-        let restored = self.restore(home, address, &captured);
+        let restored = self.restore(home, address, number, &captured);
         let (taken, socket) = match restored {
             Ok(restored) => restored,
             Err(error) => {
@@ -87,9 +91,9 @@ impl<H: Homes> Guests<H> {
             }
         };
         let connection = taken.connection;
-        if let Err(error) = self.decide(home, &NetRequest::Commit(token)) {
+        if let Err(undone) = self.decide(home, &NetRequest::Step(token, number, Step::Commit)) {
             self.drop_silently(home, &taken, socket);
-            return Err(error);
+            return Err(undone.into());
         }
         self.taken().insert((home, token), taken.clone());
         // From here on the connection is here, and is returned if it cannot be used.
@@ -98,9 +102,12 @@ impl<H: Homes> Guests<H> {
             .answer(home, connection)
             .and_then(|()| Ok(taken.inside.run(|| tern_tcp::resume(&socket, &captured))??));
         match goes_on {
-            Ok(()) => Ok(socket),
+            Ok(()) => Ok((socket, number)),
             Err(error) => {
-                let _worse = self.give_back(home, token, &socket);
+                if self.give_back(home, token, &socket).is_err() {
+                    drop(socket);
+                    self.release(home, token, number);
+                }
                 Err(error)
             }
         }
@@ -111,6 +118,7 @@ impl<H: Homes> Guests<H> {
         &self,
         home: NodeId,
         address: IpAddr,
+        number: u64,
         captured: &tern_tcp::Connection,
     ) -> Result<(Taken, OwnedFd)> {
         let connection = ends(captured.peer, captured.local)?;
@@ -119,7 +127,7 @@ impl<H: Homes> Guests<H> {
         let inside = Arc::new(self.packets.enter(home, address, connection)?);
         let restored = inside.run(|| tern_tcp::restore(captured)).map_err(anyhow::Error::from);
         match restored.and_then(|restored| Ok(restored?)) {
-            Ok(socket) => Ok((Taken { connection, address, inside }, socket)),
+            Ok(socket) => Ok((Taken { number, connection, address, inside }, socket)),
             Err(error) => {
                 self.packets.leave(home, connection);
                 Err(error)
@@ -128,14 +136,14 @@ impl<H: Homes> Guests<H> {
     }
 
     /// Asks home to make the step that decides where a connection is, until it answers.
-    fn decide(&self, home: NodeId, request: &NetRequest) -> Result<()> {
+    fn decide(&self, home: NodeId, request: &NetRequest) -> Result<(), Undone> {
         let until = Instant::now() + DECISION_TIMEOUT;
         loop {
             match self.homes.call(home, request) {
                 Ok(NetReply::Done) => return Ok(()),
-                Ok(NetReply::Refused(why)) => bail!(why),
-                Ok(NetReply::Taken(_)) => bail!("home sent an unexpected reply"),
-                Err(error) if Instant::now() > until => return Err(error),
+                Ok(NetReply::Refused(why)) => return Err(Undone::Refused(why)),
+                Ok(NetReply::Taken(..)) => return Err(Undone::Unknown("an unexpected reply".into())),
+                Err(error) if Instant::now() > until => return Err(Undone::Unknown(format!("{error:#}"))),
                 Err(error) => {
                     tracing::info!(%home, "it is unknown where a connection is: {error:#}");
                     std::thread::sleep(RETRY_INTERVAL);
@@ -167,7 +175,8 @@ impl<H: Homes> Guests<H> {
         let taken = taken.context("this node does not have this connection")?;
         let connection = taken.connection;
         let hold = self.packets.watch(taken.address, connection)?;
-        self.decide(home, &NetRequest::Recall(token))?;
+        let step = |step| NetRequest::Step(token, taken.number, step);
+        self.decide(home, &step(Step::Recall))?;
         let captured = self
             .packets
             .stop(connection)
@@ -184,20 +193,23 @@ impl<H: Homes> Guests<H> {
                 captured
             }
             Err(error) => {
-                self.keep(home, token, hold, connection);
+                self.keep(home, &step(Step::Keep), hold, connection);
                 return Err(error);
             }
         };
-        let request = NetRequest::Return(token, Box::new(captured));
-        if let Err(error) = self.decide(home, &request) {
-            let NetRequest::Return(_, captured) = request else { return Err(error) };
+        let captured = Box::new(captured);
+        if let Err(undone) = self.decide(home, &step(Step::Return(captured.clone()))) {
+            if matches!(undone, Undone::Unknown(_)) {
+                // It may be at home, so it must not continue here.
+                return Err(undone.into());
+            }
             let answers = self.packets.answer(home, connection);
             let restored = taken.inside.run(|| tern_tcp::restore_into(socket, &captured));
             if !matches!((&answers, &restored), (Ok(()), Ok(Ok(())))) {
                 tracing::error!(?answers, ?restored, "a connection is lost: it could not be restored");
             }
-            self.keep(home, token, hold, connection);
-            return Err(error);
+            self.keep(home, &step(Step::Keep), hold, connection);
+            return Err(undone.into());
         }
         self.taken().remove(&(home, token));
         if let Err(error) = self.packets.send_back(taken.address, hold, connection) {
@@ -208,11 +220,8 @@ impl<H: Homes> Guests<H> {
     }
 
     /// Continues a connection here that could not be returned.
-    fn keep(&self, home: NodeId, token: ConnectionToken, hold: Hold, connection: Ends) {
-        let kept = self
-            .packets
-            .go_on(home, hold, connection)
-            .and_then(|()| self.homes.call(home, &NetRequest::Keep(token)));
+    fn keep(&self, home: NodeId, request: &NetRequest, hold: Hold, connection: Ends) {
+        let kept = self.packets.go_on(home, hold, connection).and_then(|()| self.homes.call(home, request));
         if let Err(error) = kept {
             tracing::warn!("a connection may continue late: {error:#}");
         }
@@ -221,8 +230,9 @@ impl<H: Homes> Guests<H> {
     /// The shim of a guest does not use a connection any more. If it was not returned, its process
     /// has ended: waits until this node's kernel has closed it, and informs home. Returns after
     /// minutes at the latest.
-    pub fn release(&self, home: NodeId, token: ConnectionToken) {
-        let Some(taken) = self.taken().get(&(home, token)).cloned() else { return };
+    pub fn release(&self, home: NodeId, token: ConnectionToken, number: u64) {
+        let taken = self.taken().get(&(home, token)).cloned();
+        let Some(taken) = taken.filter(|taken| taken.number == number) else { return };
         let until = Instant::now() + END_TIMEOUT;
         while Instant::now() < until
             && taken.inside.run(|| is_known(taken.connection)).is_ok_and(|known| known)
@@ -232,7 +242,7 @@ impl<H: Homes> Guests<H> {
         self.taken().remove(&(home, token));
         self.packets.leave(home, taken.connection);
         // If home cannot be reached, it forgets the connection itself.
-        let _forgotten_later = self.homes.call(home, &NetRequest::Gone(token));
+        let _forgotten_later = self.homes.call(home, &NetRequest::Step(token, number, Step::Gone));
     }
 
     /// Number of connections that are here.
@@ -240,6 +250,17 @@ impl<H: Homes> Guests<H> {
     pub fn count(&self) -> usize {
         self.taken().len()
     }
+}
+
+/// Why a step of a move was not made.
+#[derive(Debug, thiserror::Error)]
+enum Undone {
+    /// Home has refused it.
+    #[error("{0}")]
+    Refused(String),
+    /// It may have been made.
+    #[error("home does not answer: {0}")]
+    Unknown(String),
 }
 
 /// Whether the calling thread's network namespace has a socket with these ends, in any state

@@ -15,7 +15,7 @@
 //! refused; the guest's node lets no packet of a connection out before its `Commit` is done. A later
 //! `Return` still takes effect.
 
-use crate::message::{NetReply, NetRequest};
+use crate::message::{NetReply, NetRequest, Step};
 use crate::packets::{Packets, ends};
 use anyhow::{Result, bail, ensure};
 use rustix::net::{getpeername, getsockname};
@@ -55,6 +55,8 @@ struct Offer {
     node: NodeId,
     socket: OwnedFd,
     place: Place,
+    /// Number of moves so far.
+    moves: u64,
     /// Since when its process has not had the socket open any more.
     withdrawn: Option<Instant>,
 }
@@ -87,7 +89,7 @@ impl Home {
         ensure!(offers.len() < MAX_OFFERS, "this node offers {MAX_OFFERS} connections already");
         ensure!(!offers.contains_key(&token), "there is an offer of this name");
         tracing::debug!(%token, %node, "a connection is offered");
-        let offer = Offer { node, socket, place: Place::Home, withdrawn: None };
+        let offer = Offer { node, socket, place: Place::Home, moves: 0, withdrawn: None };
         offers.insert(token, Arc::new(Mutex::new(offer)));
         self.arrived.notify_all();
         Ok(())
@@ -113,17 +115,25 @@ impl Home {
         let done = match request {
             NetRequest::Begin { .. } => Ok(NetReply::Done),
             NetRequest::Take(token) => self.take(from, token),
-            NetRequest::Commit(token) => self.step(from, token, |offer| self.commit(offer, address)),
-            NetRequest::Cancel(token) => self.step(from, token, |offer| {
+            NetRequest::Cancel(token) => self.act(from, token, None, |offer| {
                 self.cancel(offer);
                 Ok(())
             }),
-            NetRequest::Recall(token) => self.step(from, token, |offer| self.recall(offer)),
-            NetRequest::Return(token, connection) => {
-                self.step(from, token, |offer| self.take_back(offer, &connection))
+            NetRequest::Step(token, _, Step::Gone) if self.find(from, token).is_err() => Ok(NetReply::Done),
+            NetRequest::Step(token, number, step) => {
+                self.act(from, token, Some(number), |offer| match step {
+                    Step::Commit => self.commit(offer, address),
+                    Step::Recall => self.recall(offer),
+                    Step::Return(connection) => self.take_back(offer, &connection),
+                    Step::Keep => self.keep(offer),
+                    Step::Gone => {
+                        self.end(offer);
+                        offer.withdrawn = Some(Instant::now());
+                        offer.place = Place::Home;
+                        Ok(())
+                    }
+                })
             }
-            NetRequest::Keep(token) => self.step(from, token, |offer| self.keep(offer)),
-            NetRequest::Gone(token) => self.gone(from, token),
         };
         done.unwrap_or_else(|error| {
             tracing::info!(node = %from, "a move of a connection was refused: {error:#}");
@@ -139,14 +149,17 @@ impl Home {
         }
     }
 
-    fn step(
+    /// Acts on an offer, if the move with this number is its last one.
+    fn act(
         &self,
         from: NodeId,
         token: ConnectionToken,
+        number: Option<u64>,
         act: impl FnOnce(&mut Offer) -> Result<()>,
     ) -> Result<NetReply> {
         let offer = self.find(from, token)?;
         let mut offer = lock(&offer);
+        ensure!(number.is_none_or(|number| number == offer.moves), "a later move has begun");
         act(&mut offer)?;
         if offer.withdrawn.is_some() && matches!(offer.place, Place::Home) {
             self.offers().remove(&token);
@@ -165,7 +178,9 @@ impl Home {
         match &offer.place {
             Place::Home => {}
             // The reply to an earlier request was lost.
-            Place::Leaving { connection, .. } => return Ok(NetReply::Taken(connection.clone())),
+            Place::Leaving { connection, .. } => {
+                return Ok(NetReply::Taken(offer.moves, connection.clone()));
+            }
             _ => bail!("the connection is not at home"),
         }
         ensure!(offer.withdrawn.is_none(), "its process has ended");
@@ -182,7 +197,8 @@ impl Home {
                 let connection = Box::new(connection);
                 let (hold, since) = (Some(hold), Instant::now());
                 offer.place = Place::Leaving { connection: connection.clone(), hold, since };
-                Ok(NetReply::Taken(connection))
+                offer.moves += 1;
+                Ok(NetReply::Taken(offer.moves, connection))
             }
             Err(error) => {
                 self.packets.keep_local(Some(hold), packets)?;
@@ -250,7 +266,10 @@ impl Home {
             return Err(error.into());
         }
         *place = Place::Home;
-        self.packets.keep_local(hold, connection)
+        if let Err(error) = self.packets.keep_local(hold, connection) {
+            tracing::error!("the packets of a connection are lost: {error:#}");
+        }
+        Ok(())
     }
 
     fn keep(&self, offer: &mut Offer) -> Result<()> {
@@ -264,15 +283,6 @@ impl Home {
             }
             Place::Home | Place::Leaving { .. } => bail!("the connection is at home"),
         }
-    }
-
-    /// A connection has ended on the guest's node. Its port is free again when the process has
-    /// closed the placeholder.
-    fn gone(&self, from: NodeId, token: ConnectionToken) -> Result<NetReply> {
-        let Ok(offer) = self.find(from, token) else { return Ok(NetReply::Done) };
-        self.end(&lock(&offer));
-        self.offers().remove(&token);
-        Ok(NetReply::Done)
     }
 
     /// Removes the rules of an offer that ends.

@@ -25,6 +25,9 @@ const PIECE: usize = 1 << 20;
 /// Maximum length of a message, in bytes: both queues of a connection, and its description.
 const MAX_MESSAGE: usize = tern_tcp::connection::MAX_QUEUED + (1 << 20);
 
+/// Bytes that a link carries in a millisecond at least: a third of 100 Mbit/s.
+const MIN_RATE: usize = 4 << 10;
+
 /// Limit for connecting to a node. ternd may have to start tern-net there first.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -37,11 +40,11 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of idle links to a node.
 const MAX_IDLE: usize = 8;
 
-/// Sends a message.
+/// Sends a message within `timeout`, and the time that its length takes.
 ///
 /// # Errors
 /// Those of the link.
-pub(crate) fn send<T: Serialize>(link: &mut Link, message: &T, deadline: Instant) -> Result<()> {
+pub(crate) fn send<T: Serialize>(link: &mut Link, message: &T, timeout: Duration) -> Result<()> {
     let bytes = tern_wire::encode(message).context("the message is too long")?;
     let pieces = bytes.chunks(PIECE).count().max(1);
     for at in 0..pieces {
@@ -49,17 +52,18 @@ pub(crate) fn send<T: Serialize>(link: &mut Link, message: &T, deadline: Instant
         let flags = if at + 1 < pieces { MORE } else { 0 };
         link.queue_flagged(KIND, flags, 0, &[piece])?;
     }
-    Ok(link.drain(deadline)?)
+    let transfer = Duration::from_millis((bytes.len() / MIN_RATE) as u64);
+    Ok(link.drain(Instant::now() + timeout + transfer)?)
 }
 
-/// Receives a message.
+/// Receives a message, each frame of it within `timeout`.
 ///
 /// # Errors
 /// Those of the link, or if the message is malformed or too long.
-pub(crate) fn receive<T: DeserializeOwned>(link: &mut Link, deadline: Instant) -> Result<T> {
+pub(crate) fn receive<T: DeserializeOwned>(link: &mut Link, timeout: Duration) -> Result<T> {
     let mut bytes = Vec::new();
     loop {
-        let frame = link.recv(deadline)?;
+        let frame = link.recv(Instant::now() + timeout)?;
         ensure!(frame.kind == KIND && frame.flags & !MORE == 0, "a frame of kind {}", frame.kind);
         ensure!(bytes.len() + frame.payload.len() <= MAX_MESSAGE, "a message is too long");
         bytes.extend_from_slice(&frame.payload);
@@ -109,11 +113,11 @@ impl HomeLinks {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut link =
             Link::connect(&address, Preamble::Net, &self.identity.cluster_client(home)?, deadline)?;
-        send(&mut link, &NetRequest::Begin { version: VERSION }, deadline)?;
-        match receive(&mut link, deadline)? {
+        send(&mut link, &NetRequest::Begin { version: VERSION }, CONNECT_TIMEOUT)?;
+        match receive(&mut link, CONNECT_TIMEOUT)? {
             NetReply::Done => Ok(link),
             NetReply::Refused(why) => bail!(why),
-            NetReply::Taken(_) => bail!("node {home} sent an unexpected reply"),
+            NetReply::Taken(..) => bail!("node {home} sent an unexpected reply"),
         }
     }
 
@@ -130,9 +134,8 @@ impl HomeLinks {
 impl Homes for HomeLinks {
     fn call(&self, home: NodeId, request: &NetRequest) -> Result<NetReply> {
         let mut link = self.get(home)?;
-        let deadline = Instant::now() + CALL_TIMEOUT;
-        send(&mut link, request, deadline)?;
-        let reply = receive(&mut link, deadline)?;
+        send(&mut link, request, CALL_TIMEOUT)?;
+        let reply = receive(&mut link, CALL_TIMEOUT)?;
         self.put_back(home, link);
         Ok(reply)
     }

@@ -16,7 +16,8 @@ use tern_tcp::Connection;
 /// The version of this protocol and of the connections in it.
 pub const VERSION: u32 = (1 << 16) | tern_tcp::VERSION as u32;
 
-/// A request.
+/// A request about a connection. The number of a move is the one that came with `Taken`: a request
+/// that a cut link has delayed does not affect a later move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetRequest {
     /// The first request on a link.
@@ -26,18 +27,25 @@ pub enum NetRequest {
     },
     /// Stop the connection at home, and send it.
     Take(ConnectionToken),
-    /// The connection is restored on the guest's node: its packets must go there.
-    Commit(ConnectionToken),
-    /// The connection could not be restored: continue it at home.
+    /// The connection could not be taken: continue it at home.
     Cancel(ConnectionToken),
+    /// A step of a move.
+    Step(ConnectionToken, u64, Step),
+}
+
+/// A step of a move that home has begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// The connection is restored on the guest's node: its packets must go there.
+    Commit,
     /// The connection is to return: hold its packets.
-    Recall(ConnectionToken),
+    Recall,
     /// Continue the connection at home, as it is here.
-    Return(ConnectionToken, Box<Connection>),
+    Return(Box<Connection>),
     /// The connection does not return after all: its packets must go to the guest's node again.
-    Keep(ConnectionToken),
+    Keep,
     /// The connection has ended on the guest's node.
-    Gone(ConnectionToken),
+    Gone,
 }
 
 /// A reply.
@@ -45,8 +53,8 @@ pub enum NetRequest {
 pub enum NetReply {
     /// Done, or done before.
     Done,
-    /// To `Take`.
-    Taken(Box<Connection>),
+    /// To `Take`, with the number of the move.
+    Taken(u64, Box<Connection>),
     /// Not done. One sentence.
     Refused(String),
 }

@@ -231,7 +231,7 @@ impl Rules {
         if !self.namespaces.contains_key(&key) {
             let name = (0..)
                 .map(|number| format!("tern{home}.{number}"))
-                .find(|name| self.namespaces.values().all(|place| place.namespace.outer().name != *name))
+                .find(|name| NetworkInterface::find(name).is_err())
                 .context("no name for an interface")?;
             let namespace = Namespace::create(&mut self.table, &name, &[key.1], mtu)?;
             self.namespaces.insert(key, HomeNamespace { namespace, connections: BTreeSet::new() });

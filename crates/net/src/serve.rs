@@ -33,7 +33,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Maximum number of threads that serve requests: one for each connection that is offered or taken,
 /// and one for each link.
-const MAX_THREADS: usize = 1024;
+const MAX_THREADS: usize = 4096;
 
 /// Bytes of stack of such a thread.
 const STACK_SIZE: usize = 256 << 10;
@@ -121,14 +121,20 @@ impl Server {
             ShimRequest::TakeConnection { home, token } => {
                 let taken = self.address(home).and_then(|address| self.guests.take(home, address, token));
                 match taken {
-                    Ok(socket) => {
-                        let shim = caller.reply_with_fd(std::os::fd::AsFd::as_fd(&socket));
-                        // This descriptor would keep the connection open after its process has ended.
-                        drop(socket);
-                        if let Ok(shim) = shim {
-                            await_close(shim);
+                    Ok((socket, number)) => {
+                        match caller.reply_with_fd(std::os::fd::AsFd::as_fd(&socket)) {
+                            Ok(shim) => {
+                                // This descriptor would keep the connection open after its process has
+                                // ended.
+                                drop(socket);
+                                await_close(shim);
+                            }
+                            Err(_gone) => {
+                                let returned = self.guests.give_back(home, token, &socket);
+                                tracing::info!(?returned, "a connection was taken in vain");
+                            }
                         }
-                        self.guests.release(home, token);
+                        self.guests.release(home, token, number);
                     }
                     Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
                 }
@@ -159,7 +165,7 @@ impl Server {
         let mut link = Link::accept(socket, &self.tls, Instant::now() + IO_TIMEOUT)?;
         let node = link.peer_node().context("the peer is not a node")?;
         let address = link.peer_address()?.ip().to_canonical();
-        let begin = link::receive(&mut link, Instant::now() + IO_TIMEOUT)?;
+        let begin = link::receive(&mut link, IO_TIMEOUT)?;
         let NetRequest::Begin { version } = begin else { bail!("the first request is not Begin") };
         let reply = if version != VERSION {
             NetReply::Refused(format!("home uses version {VERSION} of this protocol, the node {version}"))
@@ -168,10 +174,10 @@ impl Server {
         } else {
             NetReply::Done
         };
-        link::send(&mut link, &reply, Instant::now() + IO_TIMEOUT)?;
+        link::send(&mut link, &reply, IO_TIMEOUT)?;
         ensure!(reply == NetReply::Done, "node {node} was refused");
         loop {
-            let request = match link::receive(&mut link, Instant::now() + IDLE_TIMEOUT) {
+            let request = match link::receive(&mut link, IDLE_TIMEOUT) {
                 Ok(request) => request,
                 Err(error) => match error.downcast_ref() {
                     Some(LinkError::Closed | LinkError::Timeout) => return Ok(()),
@@ -179,7 +185,7 @@ impl Server {
                 },
             };
             let reply = self.home.handle(node, address, request);
-            link::send(&mut link, &reply, Instant::now() + IO_TIMEOUT)?;
+            link::send(&mut link, &reply, IO_TIMEOUT)?;
         }
     }
 }

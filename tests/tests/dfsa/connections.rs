@@ -74,6 +74,30 @@ assert server.recv(1) == b''
 print('done', at, flush=True)
 ";
 
+/// Sends to one client until SIGPIPE kills it. The call before that reports the reset.
+const SENDER: &str = "
+import signal, socket
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+listener = socket.socket()
+listener.bind(('', 7777))
+listener.listen(8)
+print('listens', flush=True)
+client, _ = listener.accept()
+while True:
+    try:
+        client.sendall(b'x' * 1000)
+    except ConnectionResetError:
+        pass
+";
+
+/// Reads until /tmp/stop exists.
+const READER: &str = "
+import os, socket, sys
+server = socket.create_connection((sys.argv[1], 7777))
+while not os.path.exists('/tmp/stop'):
+    assert server.recv(100000)
+";
+
 struct Scene {
     cluster: Cluster,
     server: Running,
@@ -82,6 +106,10 @@ struct Scene {
 
 impl Scene {
     fn new(name: &str, options: &[&str]) -> Result<Self> {
+        Self::with_server(name, SERVER, options)
+    }
+
+    fn with_server(name: &str, server: &str, options: &[&str]) -> Result<Self> {
         let cluster = Cluster::with_nodes(name, 3)?;
         for node in 1..=3 {
             configure(&cluster, node, "connections = true")?;
@@ -90,16 +118,19 @@ impl Scene {
         }
         let address = cluster.lab().node(1).address().to_string();
         let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "/usr/bin/python3", "-c", SERVER]).args(options);
+        command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "/usr/bin/python3", "-c", server]).args(options);
         let server = Running::start(&mut command, false)?;
         server.await_output("listens")?;
         Ok(Self { cluster, server, address })
     }
 
     fn client(&self, size: u64) -> Result<Running> {
+        self.run_client(CLIENT, &size.to_string())
+    }
+
+    fn run_client(&self, program: &str, argument: &str) -> Result<Running> {
         let mut command = self.cluster.command(3, "sh");
-        let program = ["-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", CLIENT, &self.address];
-        command.args(program).arg(size.to_string());
+        command.args(["-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", program, &self.address, argument]);
         Running::start(&mut command, false)
     }
 
@@ -211,4 +242,19 @@ fn connection_of_a_killed_server_ends() -> Result<()> {
         wait_until("the port is free", EVENT_TIMEOUT, binds).with_context(|| scene.diagnostics())?;
     }
     Ok(())
+}
+
+/// A program that sends to a connection which its client has reset gets SIGPIPE.
+#[test]
+fn sender_without_a_client_is_killed_by_sigpipe() -> Result<()> {
+    let mut scene = Scene::with_server("served-pipe", SENDER, &[])?;
+    let mut client = scene.run_client(READER, "")?;
+    scene.migrate("2")?;
+    wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+        .with_context(|| scene.diagnostics())?;
+    scene.cluster.run(3, &["touch", "/tmp/stop"])?;
+    client.finish(RUN_TIMEOUT)?;
+    let outcome = scene.server.finish(RUN_TIMEOUT).with_context(|| scene.diagnostics())?;
+    ensure!(outcome.status == 128 + 13, "{outcome:?}");
+    nothing_is_left(&scene)
 }

@@ -24,7 +24,7 @@ use tern_ids::{ConnectionToken, NodeId};
 const TRANSFERS_BEFORE_OFFER: u32 = 16;
 
 /// Maximum number of connections that a process offers at a time.
-const MAX_OFFERS: usize = 256;
+const MAX_OFFERS: usize = 64;
 
 /// How long tern-net may take to read a request. It fits into the socket's buffer, so this is only
 /// waited for if many shims send requests at once.
@@ -71,6 +71,15 @@ impl ConnectionOffers {
         self.refused.insert(fd);
     }
 
+    /// Whether this descriptor of a process is a connection that may move.
+    pub(crate) fn is_movable(pid: i32, fd: i32) -> bool {
+        let is_movable = movable_socket(pid, fd).is_some();
+        if !is_movable {
+            tracing::debug!(fd, "it is no connection that may move: it is local, or in an epoll set");
+        }
+        is_movable
+    }
+
     /// Offers a connection of a process to the node of its guest. None if it does not qualify, or
     /// this node has no tern-net.
     pub(crate) fn offer(
@@ -79,10 +88,7 @@ impl ConnectionOffers {
         node: NodeId,
         run_dir: &Path,
     ) -> Option<ConnectionToken> {
-        let Some(socket) = movable_socket(pid, fd) else {
-            tracing::debug!(fd, "a connection stays at home: it is local, or in an epoll set");
-            return None;
-        };
+        let socket = movable_socket(pid, fd)?;
         let token = token()?;
         let request = ShimRequest::OfferConnection { token, node };
         let offer = control_socket::send_request_with_fd(
@@ -140,16 +146,17 @@ fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     let own = address(rustix::net::getsockname(&socket).ok()?)?;
     let peer = address(rustix::net::getpeername(&socket).ok()??)?;
     let is_local = peer.ip().to_canonical() == own.ip().to_canonical() || is_loopback(peer.ip());
-    (!is_local && !is_in_epoll_set(pid, fd)).then_some(socket)
+    let inode = rustix::fs::fstat(&socket).ok()?.st_ino;
+    (!is_local && !is_in_epoll_set(pid, inode)).then_some(socket)
 }
 
 fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Whether an epoll set of the process has this descriptor as a member (`tfd` in proc_pid_fdinfo(5)).
-/// True if that cannot be found out.
-fn is_in_epoll_set(pid: i32, fd: i32) -> bool {
+/// Whether an epoll set of the process has the socket with this inode as a member (`ino` in
+/// proc_pid_fdinfo(5)), under whatever descriptor. True if that cannot be found out.
+fn is_in_epoll_set(pid: i32, inode: u64) -> bool {
     let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
     descriptors.flatten().any(|descriptor| {
         let is_set = std::fs::read_link(descriptor.path())
@@ -159,13 +166,13 @@ fn is_in_epoll_set(pid: i32, fd: i32) -> bool {
         }
         let name = descriptor.file_name();
         let Some(info) = name.to_str().map(|name| format!("/proc/{pid}/fdinfo/{name}")) else { return true };
-        std::fs::read_to_string(info).map_or(true, |info| has_member(&info, fd))
+        std::fs::read_to_string(info).map_or(true, |info| has_member(&info, inode))
     })
 }
 
-fn has_member(fdinfo: &str, fd: i32) -> bool {
-    let member = |line: &str| line.strip_prefix("tfd:")?.split_whitespace().next()?.parse::<i32>().ok();
-    fdinfo.lines().any(|line| member(line) == Some(fd))
+fn has_member(fdinfo: &str, inode: u64) -> bool {
+    let members = fdinfo.split_whitespace().filter_map(|word| word.strip_prefix("ino:"));
+    members.filter_map(|number| u64::from_str_radix(number, 16).ok()).any(|number| number == inode)
 }
 
 #[cfg(test)]
@@ -205,9 +212,11 @@ mod tests {
     #[test]
     fn member_of_an_epoll_set_is_found() {
         let me = std::process::id() as i32;
-        let (pipe, other) = rustix::pipe::pipe().unwrap();
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         epoll::add(&set, &pipe, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
-        assert!(is_in_epoll_set(me, pipe.as_raw_fd()) && !is_in_epoll_set(me, other.as_raw_fd()));
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let (unrelated, _end) = rustix::pipe::pipe().unwrap();
+        assert!(is_in_epoll_set(me, inode(&pipe)) && !is_in_epoll_set(me, inode(&unrelated)));
     }
 }

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, NodeId};
@@ -29,6 +29,10 @@ use tern_migrate::message::FileNotice;
 /// How long tern-net may take to move a connection. If home is unreachable it waits until that is
 /// decided, and the program with it.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// How long a connection that tern-net cannot return is tried again, and how often. Its program waits.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
+const RETURN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A connection that was returned so often is not taken any more.
 const MAX_RETURNS: u32 = 4;
@@ -62,6 +66,8 @@ struct LocalSocket {
     _use: UnixStream,
     /// The guest has a descriptor of it.
     in_guest: bool,
+    /// Home is to make the calls, since one has failed.
+    is_broken: bool,
 }
 
 #[derive(Debug)]
@@ -101,12 +107,15 @@ impl MoveRequest {
             }
             Self::Return(token, socket) => {
                 let request = ShimRequest::ReturnConnection { home, token };
-                Moved::Returned(control_socket::request_with_fd(
-                    &path,
-                    &request,
-                    socket.as_fd(),
-                    MOVE_TIMEOUT,
-                ))
+                let run = || control_socket::request_with_fd(&path, &request, socket.as_fd(), MOVE_TIMEOUT);
+                let until = Instant::now() + RETURN_TIMEOUT;
+                loop {
+                    match run() {
+                        // tern-net may be starting, or home be busy.
+                        Err(_) if Instant::now() < until => std::thread::sleep(RETURN_INTERVAL),
+                        done => break Moved::Returned(done),
+                    }
+                }
             }
         }
     }
@@ -145,7 +154,8 @@ impl Connections {
         match moved {
             Moved::Taken(Ok((socket, stream))) => {
                 let socket = Arc::new(socket);
-                connection.socket = Some(LocalSocket { socket, _use: stream, in_guest: false });
+                connection.socket =
+                    Some(LocalSocket { socket, _use: stream, in_guest: false, is_broken: false });
                 None
             }
             Moved::Taken(Err(error)) => {
@@ -189,6 +199,13 @@ impl Connections {
     /// returned.
     pub(crate) fn must_await_native_call(&self) -> bool {
         self.in_native_call && self.local_fds().next().is_some()
+    }
+
+    /// Has home make the calls on a connection from now on.
+    fn stop_local_calls(&mut self, fd: i32) {
+        if let Some(local) = self.by_fd.get_mut(&fd).and_then(|known| known.socket.as_mut()) {
+            local.is_broken = true;
+        }
     }
 
     /// Records that a call is let through.

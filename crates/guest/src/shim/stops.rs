@@ -166,6 +166,10 @@ fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> 
     if process.connections.is_in_native_call() && stopped.stop == Stop::Interrupt {
         thread.settle_native_transfer(&stopped)?;
     }
+    if thread.repeat_broken_transfer(&stopped, process)? {
+        process.end_native_call();
+        return thread.resume_or_hold(stopped, process);
+    }
     process.end_native_call();
     if stopped.stop == Stop::Syscall
         && let Some(vfork_wait) = thread.vfork_wait.take()

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::calls::current::CurrentCall;
 use crate::files::attributes::file_attributes;
+use crate::files::connections::ConnectionOffers;
 use crate::files::shared_fs::SharedFilesystems;
 use crate::files::timed_worker::TimedWorker;
 use crate::process::Process;
@@ -96,11 +97,11 @@ impl Process {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         let fd = self.delegations.connections.candidate(nr, &args, ret)?;
         self.delegations.connections.refuse(fd);
-        // Without tern-net the comparisons below would be in vain.
-        if !net_socket(run_dir).exists() {
+        let pid = self.memory.pid();
+        // Otherwise the comparisons below would be in vain.
+        if !net_socket(run_dir).exists() || !ConnectionOffers::is_movable(pid, fd) {
             return None;
         }
-        let pid = self.memory.pid();
         if !self.has_exclusive_files(comparisons) || !self.delegations.is_exclusive(pid, fd, comparisons) {
             tracing::debug!(fd, "a connection stays at home: other processes or threads may use it");
             return None;

@@ -8,7 +8,7 @@ use crate::process::thread::Thread;
 use std::os::fd::AsFd;
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;
-use tern_tracee::stop::Stopped;
+use tern_tracee::stop::{Stop, Stopped};
 
 /// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Connections {
             && !is_departing
         {
             match &connection.socket {
-                Some(_) if is_local_call(nr, args) => return Plan::LetThrough(fd),
+                Some(local) if is_local_call(nr, args) && !local.is_broken => return Plan::LetThrough(fd),
                 None if is_transfer(nr) => return Plan::Take(fd),
                 _ => {}
             }
@@ -63,7 +63,7 @@ impl Connections {
         let conflict = Conflict::of(nr, args);
         let is_shared = |fd: i32| match conflict {
             Conflict::All => true,
-            Conflict::File(conflicting) => conflicting == fd && !keeps_descriptor(nr, args),
+            Conflict::File(conflicting) => conflicting == fd && !keeps_offer(nr, args),
             Conflict::None => false,
         };
         self.by_fd.retain(|fd, offered| offered.socket.is_some() || !is_shared(*fd) && replaced != Some(*fd));
@@ -113,7 +113,7 @@ impl Thread {
         let mut registers = stopped.registers()?;
         let Some(nr) = registers.call() else { return Ok(()) };
         if let Some(partial) = tern_migrate::partial::remainder(&mut registers, None) {
-            if self.has_undelivered() {
+            if self.has_deliverable(None) {
                 // A signal cuts the transfer short, as at home.
                 return Ok(());
             }
@@ -121,7 +121,10 @@ impl Thread {
             // received the call, and no handler runs here before the call is sent.
             self.sync.call += 1;
             (self.sync.partial, self.sync.call_pending) = (Some(partial), true);
-        } else if registers.rax.cast_signed() == -i64::from(libc::EINTR) && is_transfer(nr as u32) {
+        } else if registers.rax.cast_signed() == -i64::from(libc::EINTR)
+            && is_transfer(nr as u32)
+            && !self.has_deliverable(None)
+        {
             // A socket with a time limit of its own reports a signal, but none was delivered.
             (registers.rax, registers.orig_rax) = (nr, u64::MAX);
             registers.rip -= 2;
@@ -129,6 +132,32 @@ impl Thread {
             return Ok(());
         }
         stopped.set_registers(&registers)
+    }
+
+    /// Whether a signal was raised by a call that was let through: SIGPIPE. Then the connection is
+    /// returned and home makes the call again, so that the signal comes from home like all others.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn repeat_broken_transfer(
+        &mut self,
+        stopped: &Stopped,
+        process: &mut Process,
+    ) -> Result<bool> {
+        let is_own = stopped.stop == Stop::Signal(libc::SIGPIPE)
+            && process.connections.is_in_native_call()
+            && !self.raised.has(libc::SIGPIPE);
+        if !is_own {
+            return Ok(false);
+        }
+        let mut registers = stopped.registers()?;
+        let has_failed = registers.rax.cast_signed() == -i64::from(libc::EPIPE);
+        let Some(nr) = registers.call().filter(|_| has_failed) else { return Ok(false) };
+        process.connections.stop_local_calls(registers.rdi as i32);
+        (registers.rax, registers.orig_rax) = (nr, u64::MAX);
+        registers.rip -= 2;
+        stopped.set_registers(&registers)?;
+        Ok(true)
     }
 
     /// Gives the guest a descriptor of a connection, if it has none yet. False if that fails.
@@ -202,12 +231,12 @@ fn is_unprivileged_option(level: i32, option: i32) -> bool {
     }
 }
 
-/// Whether a call on a connection neither shares nor closes its descriptor.
-fn keeps_descriptor(nr: u32, args: &[u64; 6]) -> bool {
+/// Whether a call on a connection neither shares nor closes its descriptor, and home keeps its offer.
+fn keeps_offer(nr: u32, args: &[u64; 6]) -> bool {
     match i64::from(nr) {
+        libc::SYS_setsockopt => args[1..3] != [libc::SOL_SOCKET as u64, libc::SO_LINGER as u64],
         libc::SYS_fcntl => ![libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&(args[1] as i32)),
         libc::SYS_ioctl
-        | libc::SYS_setsockopt
         | libc::SYS_getsockopt
         | libc::SYS_getsockname
         | libc::SYS_getpeername
@@ -247,7 +276,8 @@ mod tests {
     fn connections() -> Connections {
         let connection = |socket| Connection { token: ConnectionToken([0; 16]), socket, returns: 0 };
         let (one, other) = UnixStream::pair().unwrap();
-        let local = LocalSocket { socket: Arc::new(one.into()), _use: other, in_guest: true };
+        let local =
+            LocalSocket { socket: Arc::new(one.into()), _use: other, in_guest: true, is_broken: false };
         let by_fd = BTreeMap::from([(5, connection(Some(local))), (6, connection(None))]);
         Connections { by_fd, ..Connections::default() }
     }
@@ -332,6 +362,7 @@ mod tests {
             (libc::SYS_fork, [0; 3]),
             (libc::SYS_sendmsg, [9, 0, 0]),
             (libc::SYS_fcntl, [6, libc::F_DUPFD as u64, 0]),
+            (libc::SYS_setsockopt, [6, libc::SOL_SOCKET as u64, libc::SO_LINGER as u64]),
         ] {
             assert_eq!(after(nr, args), Plan::Other, "{nr} {args:?}");
         }
