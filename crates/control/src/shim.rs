@@ -199,7 +199,8 @@ pub enum ShimRequest {
     },
     /// Return a connection that was taken. Served by tern-net of the guest's node only, requested by
     /// the guest's shim, which sends a byte with its descriptor after the request. No call on it is
-    /// in progress. (`Done`: it is at home, and may be taken again. `Refused`: it is still here.)
+    /// in progress. (`Done`: it is at home, and may be taken again. `Refused`: it is still here, or, if
+    /// home does not answer, nowhere.)
     ReturnConnection {
         /// The home of the guest.
         home: NodeId,

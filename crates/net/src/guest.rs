@@ -2,8 +2,8 @@
 //!
 //! A connection that was taken is silent here until home has committed the move: no packet of it
 //! leaves its home's namespace. So it is never active in two places, whatever breaks meanwhile. If a
-//! link breaks after the question that decides a move, the question is repeated until home answers:
-//! the program, which waits for the answer, has lost its home as well.
+//! link breaks after the question that decides a move, the question is repeated. If home has not
+//! answered after [`DECISION_TIMEOUT`], the connection does not continue here.
 
 use crate::link::Homes;
 use crate::message::{NetReply, NetRequest, Step};
@@ -169,7 +169,8 @@ impl<H: Homes> Guests<H> {
     /// be closed at any time; that sends nothing.
     ///
     /// # Errors
-    /// The connection is still here.
+    /// The connection is still here. If home does not answer, it may be at home, and does not continue
+    /// here.
     pub fn give_back(&self, home: NodeId, token: ConnectionToken, socket: &OwnedFd) -> Result<()> {
         let taken = self.taken().get(&(home, token)).cloned();
         let taken = taken.context("this node does not have this connection")?;

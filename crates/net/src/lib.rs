@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Each node has one such process. It has CAP_NET_ADMIN, so that shims need not. It holds no
-//! connection itself: after it has ended, connections go on where they are.
+//! connection itself: after it has ended, connections go on where they are, until it is started again.
 #![forbid(unsafe_code)]
 
 pub mod guest;

@@ -46,12 +46,12 @@ const MAX_IDLE: usize = 8;
 /// Those of the link.
 pub(crate) fn send<T: Serialize>(link: &mut Link, message: &T, timeout: Duration) -> Result<()> {
     let bytes = tern_wire::encode(message).context("the message is too long")?;
-    let pieces = bytes.chunks(PIECE).count().max(1);
-    for at in 0..pieces {
-        let piece = bytes.chunks(PIECE).nth(at).unwrap_or_default();
-        let flags = if at + 1 < pieces { MORE } else { 0 };
-        link.queue_flagged(KIND, flags, 0, &[piece])?;
+    let mut rest = bytes.as_slice();
+    while let Some((piece, more)) = rest.split_at_checked(PIECE).filter(|(_, more)| !more.is_empty()) {
+        link.queue_flagged(KIND, MORE, 0, &[piece])?;
+        rest = more;
     }
+    link.queue(KIND, 0, &[rest])?;
     let transfer = Duration::from_millis((bytes.len() / MIN_RATE) as u64);
     Ok(link.drain(Instant::now() + timeout + transfer)?)
 }

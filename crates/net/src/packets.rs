@@ -177,20 +177,6 @@ impl Packets {
     pub fn leave(&self, home: NodeId, connection: Ends) {
         self.rules().leave(home, connection);
     }
-
-    /// Removes all rules, interfaces and namespaces.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn remove(self) -> Result<()> {
-        let Rules { mut table, injector, namespaces, .. } =
-            self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        for place in namespaces.into_values() {
-            place.namespace.remove(&mut table)?;
-        }
-        injector.remove(&mut table)?;
-        Ok(table.remove()?)
-    }
 }
 
 impl Rules {

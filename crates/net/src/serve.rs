@@ -9,6 +9,7 @@ use crate::packets::Packets;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -122,7 +123,7 @@ impl Server {
                 let taken = self.address(home).and_then(|address| self.guests.take(home, address, token));
                 match taken {
                     Ok((socket, number)) => {
-                        match caller.reply_with_fd(std::os::fd::AsFd::as_fd(&socket)) {
+                        match caller.reply_with_fd(socket.as_fd()) {
                             Ok(shim) => {
                                 // This descriptor would keep the connection open after its process has
                                 // ended.

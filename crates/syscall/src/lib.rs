@@ -35,7 +35,7 @@ pub use filter::{SockFilter, filter};
 pub use gather::{GatherError, Gathered, gather, gather_after};
 pub use layout::{MailboxLayout, Malformed};
 pub use memory::{Fault, UserMemory, read_c_string};
-pub use route::{ArgTest, Route, Rule, SplitCall, reason, route, waits_here};
+pub use route::{ArgTest, Route, Rule, SplitCall, is_transfer, reason, route, waits_here};
 pub use row::{Arguments, Flow, Interrupted, Row, Timeout, WaitRule};
 pub use scatter::{OutputBuffer, scatter};
 pub use shape::{Amount, Count, Direction, EmbeddedLen, Len, OverLimit, Shape, When, Width};

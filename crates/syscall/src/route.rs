@@ -183,3 +183,20 @@ pub fn route(nr: u32, args: &[u64; 6]) -> Route {
 pub fn waits_here(nr: u32, args: &[u64; 6]) -> bool {
     route(nr, args) == Route::Here && table::row(nr).is_some_and(|row| row.wait.is_some())
 }
+
+/// Whether the call transfers data on the one open file whose descriptor is its first argument, at the
+/// file's own position.
+#[must_use]
+pub fn is_transfer(nr: u32) -> bool {
+    matches!(
+        i64::from(nr),
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_sendto
+            | libc::SYS_recvfrom
+            | libc::SYS_sendmsg
+            | libc::SYS_recvmsg
+    )
+}

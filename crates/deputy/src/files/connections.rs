@@ -50,7 +50,11 @@ impl ConnectionOffers {
             self.forget(fd);
             self.refuse(fd);
         }
-        if !is_transfer(nr) || ret <= 0 || self.refused.contains(&fd) || self.offered.contains_key(&fd) {
+        if !tern_syscall::is_transfer(nr as u32)
+            || ret <= 0
+            || self.refused.contains(&fd)
+            || self.offered.contains_key(&fd)
+        {
             return None;
         }
         let transfers = self.transfers.entry(fd).or_default();
@@ -71,7 +75,8 @@ impl ConnectionOffers {
         self.refused.insert(fd);
     }
 
-    /// Whether this descriptor of a process is a connection that may move.
+    /// Whether this descriptor of a process is a connection that may move. It keeps no descriptor of
+    /// the socket, since a comparison with all processes would find it.
     pub(crate) fn is_movable(pid: i32, fd: i32) -> bool {
         let is_movable = movable_socket(pid, fd).is_some();
         if !is_movable {
@@ -116,23 +121,9 @@ fn token() -> Option<ConnectionToken> {
     tern_wire::nonce().ok()?.first_chunk().copied().map(ConnectionToken)
 }
 
-/// Whether a call transfers data on the descriptor that is its first argument.
-fn is_transfer(nr: i64) -> bool {
-    matches!(
-        nr,
-        libc::SYS_read
-            | libc::SYS_write
-            | libc::SYS_readv
-            | libc::SYS_writev
-            | libc::SYS_sendto
-            | libc::SYS_recvfrom
-            | libc::SYS_sendmsg
-            | libc::SYS_recvmsg
-    )
-}
-
 /// The socket of a process, if it is a connection that may move: TCP, to another machine, in no epoll
-/// set, and its close does not wait (SO_LINGER). Whether its state can be captured is found out when it is taken.
+/// set, and its close does not wait (SO_LINGER). Whether its state can be captured is found out when
+/// it is taken.
 fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     let socket = pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()?;

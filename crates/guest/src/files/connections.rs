@@ -135,6 +135,11 @@ impl Connections {
         }
     }
 
+    /// Whether home has offered none.
+    fn is_empty(&self) -> bool {
+        self.by_fd.is_empty()
+    }
+
     /// Whether a connection is being moved: traps wait until that is over.
     pub(crate) fn is_moving(&self) -> bool {
         self.moving.is_some()

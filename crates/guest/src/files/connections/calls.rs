@@ -6,6 +6,7 @@ use crate::files::cache::Conflict;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
 use std::os::fd::AsFd;
+use tern_syscall::is_transfer;
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;
 use tern_tracee::stop::{Stop, Stopped};
@@ -28,9 +29,6 @@ enum Plan {
 impl Connections {
     /// Decides about a call. `is_fresh`: home has not made it, or a part of it, already.
     fn plan(&self, nr: u32, args: &[u64; 6], is_fresh: bool, is_departing: bool) -> Plan {
-        if self.by_fd.is_empty() {
-            return Plan::Other;
-        }
         if self.is_moving() {
             return Plan::Wait;
         }
@@ -81,6 +79,9 @@ impl Thread {
         trap: &Notification,
         process: &mut Process,
     ) -> GuestResult<bool> {
+        if process.connections.is_empty() {
+            return Ok(false);
+        }
         let is_fresh = !self.sync.call_pending && self.sync.partial.is_none();
         let is_departing = process.files.is_returning_delegations();
         match process.connections.plan(trap.nr, &trap.args, is_fresh, is_departing) {
@@ -176,21 +177,6 @@ impl Thread {
         }
         true
     }
-}
-
-/// Whether a call transfers data on the descriptor that is its first argument.
-fn is_transfer(nr: u32) -> bool {
-    matches!(
-        i64::from(nr),
-        libc::SYS_read
-            | libc::SYS_write
-            | libc::SYS_readv
-            | libc::SYS_writev
-            | libc::SYS_sendto
-            | libc::SYS_recvfrom
-            | libc::SYS_sendmsg
-            | libc::SYS_recvmsg
-    )
 }
 
 /// Whether this node's kernel makes the call on a connection as home's would.
