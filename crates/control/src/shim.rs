@@ -207,6 +207,9 @@ pub enum ShimRequest {
         /// The name of the offer.
         token: ConnectionToken,
     },
+    /// Create a file system for `tern-readiness`. Served by tern-net only, requested by a guest's shim.
+    /// (`Done`, then two bytes, each with a descriptor: the FUSE device and the root.)
+    CreateReadinessFiles,
     /// List placed commands: those of this node, and those of others here. Served by the executor
     /// (mexec) only.
     Placed,

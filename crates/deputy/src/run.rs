@@ -104,6 +104,8 @@ impl Shim {
         self.turn_watch.step("continue_revocations");
         self.collect_finished_calls();
         self.turn_watch.step("collect_finished_calls");
+        self.report_readiness();
+        self.turn_watch.step("report_readiness");
         self.collect_scans();
         self.turn_watch.step("collect_scans");
         self.handle_opens();
@@ -149,6 +151,7 @@ impl Shim {
                 timeout = Duration::ZERO;
             }
         }
+        fds.extend(self.watched_sets().map(|set| (set.as_fd(), libc::POLLIN)));
         let ready = self.control_socket.wait(&fds, timeout)?;
         self.was_woken = ready.first().copied().unwrap_or(true);
         if self.names.fd().is_some() && ready.get(1).copied().unwrap_or(true) {

@@ -2,10 +2,12 @@
 //! daemon. A peer that never replies blocks only its own worker.
 
 pub(crate) mod daemon;
+mod readiness;
 
 use crate::files::connections::{MoveRequest, Moved};
 use crate::files::local::{LocalFile, LocalNode, OpenRequest};
 use daemon::request_daemon;
+use readiness::ReadinessSource;
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
@@ -21,6 +23,7 @@ use tern_image::FileRef;
 use tern_image::content::ContentReader;
 use tern_image::content::{KeptContent, OpenedFile};
 use tern_image::object::{ObjectId, seal_unmapped};
+use tern_readiness::ReadinessFile;
 use tern_tracee::{procfs, threads};
 use tern_wire::{Ephemeral, Link, Preamble};
 
@@ -46,6 +49,8 @@ pub(crate) enum WorkerEvent {
     /// This node's tern-net has moved a connection of a guest, or has failed to. Includes the number
     /// of the move.
     ConnectionMoved(HomePid, u64, Moved),
+    /// Readiness files for a guest, with the number of its request.
+    ReadinessFilesOpened(HomePid, u64, io::Result<Vec<ReadinessFile>>),
     /// The mapped files that this node could open itself.
     MappedFilesOpened(MappingUser, Vec<OpenedFile>),
     /// No process maps these pieces of shared memory.
@@ -80,6 +85,7 @@ pub(crate) struct Workers {
     events: (Sender<WorkerEvent>, Receiver<WorkerEvent>),
     waker: Arc<OwnedFd>,
     connections: u64,
+    readiness: Arc<ReadinessSource>,
     handshakes: Arc<AtomicUsize>,
     daemon_requests: Arc<AtomicUsize>,
     openings: Arc<AtomicUsize>,
@@ -105,6 +111,7 @@ impl Workers {
             events: channel(),
             waker,
             connections: 0,
+            readiness: Arc::default(),
             handshakes,
             daemon_requests,
             openings,
@@ -191,6 +198,17 @@ impl Workers {
             let error = io::ErrorKind::WouldBlock.into();
             let failed = if is_take { Moved::Taken(Err(error)) } else { Moved::Returned(Err(error)) };
             self.report(WorkerEvent::ConnectionMoved(pid, number, failed));
+        }
+    }
+
+    /// Opens readiness files for a guest.
+    pub(crate) fn open_readiness_files(&self, pid: HomePid, number: u64, count: usize, run_dir: PathBuf) {
+        let readiness = Arc::clone(&self.readiness);
+        let open =
+            move || Some(WorkerEvent::ReadinessFilesOpened(pid, number, readiness.open(count, &run_dir)));
+        if !self.spawn(None, open) {
+            let error = io::ErrorKind::WouldBlock.into();
+            self.report(WorkerEvent::ReadinessFilesOpened(pid, number, Err(error)));
         }
     }
 

@@ -37,4 +37,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything that this crate serialises. A node refuses other versions.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;

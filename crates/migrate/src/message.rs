@@ -194,6 +194,20 @@ pub enum FileNotice {
     /// The descriptor is a TCP connection that only this process uses. The guest's node may take it
     /// from home under this token (docs/design/connections.md).
     Connection(ConnectionToken),
+    /// The descriptor is an epoll set that only this process uses, with these members. One of them is
+    /// the connection that is offered with it.
+    EpollSet(Vec<EpollMember>),
+}
+
+/// A member of an epoll set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpollMember {
+    /// The descriptor under which it was added, which still refers to it.
+    pub fd: i32,
+    /// Events and flags (epoll_ctl(2)).
+    pub events: u32,
+    /// The program's data.
+    pub data: u64,
 }
 
 /// A file on a file system that nodes share.
@@ -377,6 +391,13 @@ pub enum Message {
     /// home → guest: a notice about cached names. Sent before any message by which a program on
     /// that node could learn of the change, such as the result of the call that made it.
     Names(NameNotice),
+    /// guest → home: report the readiness of these descriptors, from now until they are closed. The
+    /// guest waits for them together with files of its node.
+    Watch(Vec<i32>),
+    /// home → guest: the readiness of watched descriptors, in events of poll(2), or none if it cannot
+    /// be reported. Sent once for each descriptor after [`Message::Watch`], then for each event, and
+    /// for each change that a call has made before the call's result.
+    Readiness(Vec<(i32, Option<u32>)>),
     /// guest → home: no process of the family maps these pieces of anonymous shared memory any more
     /// (device and inode at home). Their content is gone.
     Unmapped(Vec<(u64, u64)>),

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tern_control::control_socket::{ControlSocket, PendingRequest, not_held};
+use tern_control::control_socket::{self, ControlSocket, PendingRequest, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
@@ -150,6 +150,13 @@ impl Server {
                     Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
                 }
             }
+            ShimRequest::CreateReadinessFiles => match tern_readiness::mount() {
+                Ok((device, root)) => {
+                    let sent = caller.reply_with_fd(device.as_fd());
+                    let _gone = sent.and_then(|shim| control_socket::send_fd(&shim, root.as_fd()));
+                }
+                Err(error) => caller.reply(&refusal(&format!("cannot create readiness files: {error}"))),
+            },
             _ => caller.reply(&not_held()),
         }
     }

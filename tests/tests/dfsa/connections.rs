@@ -6,8 +6,8 @@ use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{configure, kill_shims, wait_until};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
-const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves one client after the other, until one sends nothing. With `timer`, signals interrupt it
 /// all the time. With `shares`, it duplicates, changes and inherits each connection now and then.
@@ -98,9 +98,10 @@ while not os.path.exists('/tmp/stop'):
     assert server.recv(100000)
 ";
 
-struct Scene {
-    cluster: Cluster,
-    server: Running,
+/// A server on node 1 of three nodes.
+pub(crate) struct Scene {
+    pub(crate) cluster: Cluster,
+    pub(crate) server: Running,
     address: String,
 }
 
@@ -109,7 +110,7 @@ impl Scene {
         Self::with_server(name, SERVER, options)
     }
 
-    fn with_server(name: &str, server: &str, options: &[&str]) -> Result<Self> {
+    pub(crate) fn with_server(name: &str, server: &str, options: &[&str]) -> Result<Self> {
         let cluster = Cluster::with_nodes(name, 3)?;
         for node in 1..=3 {
             configure(&cluster, node, "connections = true")?;
@@ -124,7 +125,8 @@ impl Scene {
         Ok(Self { cluster, server, address })
     }
 
-    fn client(&self, size: u64) -> Result<Running> {
+    /// A client on node 3 that sends pieces of this size.
+    pub(crate) fn client(&self, size: u64) -> Result<Running> {
         self.run_client(CLIENT, &size.to_string())
     }
 
@@ -136,13 +138,19 @@ impl Scene {
 
     /// Whether the guest on this node has a connection of its own.
     fn has_connection(&self, node: u16) -> bool {
-        // A guest has no other descriptors than those of its connections.
-        let line = "for p in $(pgrep ^tern:); do ls -l /proc/$p/fd; done 2> /dev/null | grep -q socket:";
-        self.cluster.run(node, &["sh", "-c", line]).is_ok()
+        self.connections(node) > 0
+    }
+
+    /// The number of connections that the guest on this node has.
+    pub(crate) fn connections(&self, node: u16) -> usize {
+        // A guest has no other sockets.
+        let line = "for p in $(pgrep ^tern:); do ls -l /proc/$p/fd; done 2> /dev/null | grep -c socket:";
+        let found = self.cluster.run(node, &["sh", "-c", line]).unwrap_or_default();
+        String::from_utf8_lossy(&found).trim().parse().unwrap_or(0)
     }
 
     /// The state of the cluster, for a failed test.
-    fn diagnostics(&self) -> String {
+    pub(crate) fn diagnostics(&self) -> String {
         let log = |node| self.cluster.run(node, &["cat", "/run/tern/net.log"]).unwrap_or_default();
         let logs: String = (1..=3)
             .map(|node| format!("── tern-net of node {node}\n{}", String::from_utf8_lossy(&log(node))))
@@ -150,7 +158,7 @@ impl Scene {
         self.cluster.diagnostics(self.server.pid) + &logs
     }
 
-    fn migrate(&self, to: &str) -> Result<()> {
+    pub(crate) fn migrate(&self, to: &str) -> Result<()> {
         self.cluster.migrate(self.server.pid, to).map_err(|refused| anyhow::anyhow!("{to}: {refused}"))?;
         Ok(())
     }
@@ -163,7 +171,7 @@ fn progress(client: &Running) -> u64 {
     client.output_so_far().rsplit("at ").find_map(digits).unwrap_or(0)
 }
 
-fn await_progress(scene: &Scene, client: &Running, bytes: u64) -> Result<()> {
+pub(crate) fn await_progress(scene: &Scene, client: &Running, bytes: u64) -> Result<()> {
     let from = progress(client);
     wait_until("the client gets more", EVENT_TIMEOUT, || progress(client) > from + bytes)
         .with_context(|| format!("{}\n{}", client.output_so_far(), scene.diagnostics()))?;
@@ -198,7 +206,7 @@ fn server_moves(name: &str, options: &[&str], size: u64) -> Result<()> {
     nothing_is_left(&scene)
 }
 
-fn nothing_is_left(scene: &Scene) -> Result<()> {
+pub(crate) fn nothing_is_left(scene: &Scene) -> Result<()> {
     let left = |node| scene.cluster.run(node, &["sh", "-c", "ls /sys/class/net | grep 'tern[0-9]'"]).is_ok();
     wait_until("no namespace is left", EVENT_TIMEOUT, || (1..=3).all(|node| !left(node)))
         .with_context(|| scene.diagnostics())?;

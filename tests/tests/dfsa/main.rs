@@ -7,3 +7,4 @@ mod names;
 mod open_guard;
 mod remote_map;
 mod shared_files;
+mod waiting;

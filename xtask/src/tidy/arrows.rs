@@ -6,6 +6,7 @@
 //!  balancer                  decides where processes run; pure, so it depends only on ids
 //!  gossip                    membership of the cluster
 //!  syscall  control  wire    the protocols
+//!  readiness                 files that only report readiness
 //!  redirect                  the kernel's rules and namespaces for connections that move
 //!  load                      a node's resources and load; reads its limits through cgroup, and
 //!                            processes through control
@@ -32,7 +33,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of this project that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 27] = [
+const ARROWS: [(&str, &[&str]); 28] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -42,6 +43,7 @@ const ARROWS: [(&str, &[&str]); 27] = [
     ("tern-gossip", &[]),
     ("tern-sim", &["tern-balancer", "tern-gossip"]),
     ("tern-wire", &[]),
+    ("tern-readiness", &[]),
     ("tern-redirect", &[]),
     ("tern-tracee", &[]),
     ("tern-image", &["tern-tracee"]),
@@ -52,7 +54,7 @@ const ARROWS: [(&str, &[&str]); 27] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-mfs", &["tern-control", "tern-wire", "tern-node"]),
-    ("tern-net", &["tern-control", "tern-wire", "tern-node", "tern-tcp", "tern-redirect"]),
+    ("tern-net", &["tern-control", "tern-wire", "tern-node", "tern-tcp", "tern-readiness", "tern-redirect"]),
     ("tern-mexec", &["tern-cgroup", "tern-control", "tern-wire", "tern-node"]),
     ("tern-admin", &["tern-control", "tern-node"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
@@ -84,6 +86,7 @@ const AWAY: &[&str] = &[
     "tern-syscall",
     "tern-migrate",
     "tern-control",
+    "tern-readiness",
 ];
 
 /// The allowed dependencies of a half of a process. The other half is not among them.

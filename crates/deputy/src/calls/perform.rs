@@ -167,6 +167,7 @@ impl Shim {
         }
         let mut result = call_result(&current, outcome);
         self.add_file_notices(pid, &current, &mut result);
+        self.report_changed_readiness(pid, &current.request.call.values());
         self.note_lookup(pid, tid, &current, &result.outcome);
         self.add_children_usage(pid, &current.request.call, &mut result.outcome);
         let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);

@@ -7,6 +7,7 @@
 //! the guest's node has the connection, the deputy's descriptor is a placeholder. The offer ends when
 //! the descriptor is closed, and with the epoch.
 
+use super::epoll_sets::sets_with;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use std::time::Duration;
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, NodeId};
+use tern_migrate::message::EpollMember;
 
 /// Number of transfers of a process through home before its connection is offered. To take and to
 /// return a connection costs as much as some ten calls through home.
@@ -75,14 +77,17 @@ impl ConnectionOffers {
         self.refused.insert(fd);
     }
 
-    /// Whether this descriptor of a process is a connection that may move. It keeps no descriptor of
-    /// the socket, since a comparison with all processes would find it.
-    pub(crate) fn is_movable(pid: i32, fd: i32) -> bool {
-        let is_movable = movable_socket(pid, fd).is_some();
-        if !is_movable {
-            tracing::debug!(fd, "it is no connection that may move: it is local, or in an epoll set");
+    /// If this descriptor of a process is a connection that may move: the epoll sets that have it as
+    /// a member, by descriptor. No descriptor of the socket is kept, since a comparison with all
+    /// processes would find it.
+    pub(crate) fn epoll_sets_of_movable(pid: i32, fd: i32) -> Option<Vec<(i32, Vec<EpollMember>)>> {
+        let socket = movable_socket(pid, fd)?;
+        let inode = rustix::fs::fstat(&socket).ok()?.st_ino;
+        let sets = sets_with(pid, inode);
+        if sets.is_none() {
+            tracing::debug!(fd, "a connection stays at home: it is in an epoll set that cannot be made away");
         }
-        is_movable
+        sets
     }
 
     /// Offers a connection of a process to the node of its guest. None if it does not qualify, or
@@ -121,8 +126,8 @@ fn token() -> Option<ConnectionToken> {
     tern_wire::nonce().ok()?.first_chunk().copied().map(ConnectionToken)
 }
 
-/// The socket of a process, if it is a connection that may move: TCP, to another machine, in no epoll
-/// set, and its close does not wait (SO_LINGER). Whether its state can be captured is found out when
+/// The socket of a process, if it is a connection that may move: TCP, to another machine, and its
+/// close does not wait (SO_LINGER). Whether its state can be captured is found out when
 /// it is taken.
 fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
@@ -137,39 +142,16 @@ fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     let own = address(rustix::net::getsockname(&socket).ok()?)?;
     let peer = address(rustix::net::getpeername(&socket).ok()??)?;
     let is_local = peer.ip().to_canonical() == own.ip().to_canonical() || is_loopback(peer.ip());
-    let inode = rustix::fs::fstat(&socket).ok()?.st_ino;
-    (!is_local && !is_in_epoll_set(pid, inode)).then_some(socket)
+    (!is_local).then_some(socket)
 }
 
 fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Whether an epoll set of the process has the socket with this inode as a member (`ino` in
-/// proc_pid_fdinfo(5)), under whatever descriptor. True if that cannot be found out.
-fn is_in_epoll_set(pid: i32, inode: u64) -> bool {
-    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
-    descriptors.flatten().any(|descriptor| {
-        let is_set = std::fs::read_link(descriptor.path())
-            .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventpoll]");
-        if !is_set {
-            return false;
-        }
-        let name = descriptor.file_name();
-        let Some(info) = name.to_str().map(|name| format!("/proc/{pid}/fdinfo/{name}")) else { return true };
-        std::fs::read_to_string(info).map_or(true, |info| has_member(&info, inode))
-    })
-}
-
-fn has_member(fdinfo: &str, inode: u64) -> bool {
-    let members = fdinfo.split_whitespace().filter_map(|word| word.strip_prefix("ino:"));
-    members.filter_map(|number| u64::from_str_radix(number, 16).ok()).any(|number| number == inode)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::epoll;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
 
@@ -198,16 +180,5 @@ mod tests {
         for fd in [listener.as_raw_fd(), client.as_raw_fd(), pipe.as_raw_fd(), 9999] {
             assert!(movable_socket(me, fd).is_none(), "{fd}");
         }
-    }
-
-    #[test]
-    fn member_of_an_epoll_set_is_found() {
-        let me = std::process::id() as i32;
-        let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        epoll::add(&set, &pipe, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
-        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
-        let (unrelated, _end) = rustix::pipe::pipe().unwrap();
-        assert!(is_in_epoll_set(me, inode(&pipe)) && !is_in_epoll_set(me, inode(&unrelated)));
     }
 }

@@ -8,6 +8,7 @@ mod offer_shared;
 
 use crate::files::connections::ConnectionOffers;
 use crate::files::timed_worker::TimedWorker;
+use crate::files::watches::Watches;
 use rustix::fs::{Stat, fstat};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -69,6 +70,8 @@ pub(crate) struct Delegations {
     pub(super) not_exclusive: BTreeSet<i32>,
     /// The connections that are offered to the guest's node.
     connections: ConnectionOffers,
+    /// The descriptors whose readiness is reported to the guest.
+    pub(crate) watches: Watches,
 }
 
 /// An open file that no other process shares.
@@ -164,9 +167,16 @@ impl Delegations {
         }
     }
 
-    /// Ends the offers of connections.
+    /// Ends the offers of connections and the watches of descriptors.
     fn end_offers(&mut self) {
         self.connections = ConnectionOffers::default();
+        self.watches = Watches::default();
+    }
+
+    /// Watches descriptors of the process, and returns their readiness.
+    pub(crate) fn watch(&mut self, epoch: Epoch, pid: i32, fds: &[i32]) -> Vec<(i32, Option<u32>)> {
+        self.set_epoch(epoch);
+        self.watches.watch(pid, fds)
     }
 
     /// Records the result of a prelude call: a close or a delayed write.
@@ -215,6 +225,7 @@ impl Delegations {
             _ => return,
         };
         self.connections.forget(one);
+        self.watches.forget(one);
         self.read_delegations.remove(&one);
         self.write_delegations.remove(&one);
         self.transfers.remove(&one);

@@ -120,6 +120,7 @@ impl Shim {
             Message::KilledBySignal(signal) if holds => self.handle_killed_by_signal(pid, tag, signal),
             Message::KilledByNode(why) if holds => self.handle_killed_by_node(pid, &why),
             Message::FetchHome(why) if holds => self.fetch_home(pid, &why),
+            Message::Watch(fds) if holds => self.watch_descriptors(pid, &fds),
             Message::Unmapped(objects) if holds => self.release_objects(pid, &objects),
             Message::RequestContent(hash) if holds => self.send_content(tag, from, hash),
             Message::Reattach(epoch, signals) => self.handle_reattach(pid, tag, from, epoch, signals),

@@ -32,6 +32,9 @@ impl Guest {
         for (tid, signals) in announced {
             home.send(tid, Message::Reattach(process.epoch, signals));
         }
+        if let Some(request) = process.connections.readiness_request() {
+            home.send(pid, request);
+        }
         for thread in threads.values() {
             thread.send_pending(process, home);
             thread.resend_internal_call(home);

@@ -11,7 +11,7 @@ use crate::time::cpu::CpuTimeOf;
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
 use tern_migrate::message::CallResult;
-use tern_syscall::{GatherError, Route, SplitCall, gather, reason, route, scatter};
+use tern_syscall::{Arg, GatherError, Route, SplitCall, gather, reason, route, scatter};
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop};
@@ -52,7 +52,9 @@ impl Thread {
         if !matches!(route, Route::Here | Route::Refuse(_)) && self.must_take_signal_first() {
             return Ok(self.reply(trap.id, self.unbegun_restart_code())?);
         }
-        if !matches!(route, Route::Here | Route::Refuse(_)) && self.handle_connection_call(&trap, process)? {
+        if !matches!(route, Route::Here | Route::Refuse(_))
+            && self.handle_connection_call(&mut trap, process, home)?
+        {
             return Ok(());
         }
         if !matches!(route, Route::Home) {
@@ -122,6 +124,13 @@ impl Thread {
         process.usage.store_home_time(pending.trap.nr, &pending.trap.args, &result.outcome, pending.sent_at);
         if let Some(used) = used {
             crate::time::cpu::add_to_result(pending.trap.nr, &pending.trap.args, used, &mut result.outcome);
+        }
+        if i64::from(pending.trap.nr) == libc::SYS_epoll_ctl && result.outcome.ret == 0 {
+            let event = pending.request.as_ref().and_then(|sent| match sent.call.args.get(3) {
+                Some(Arg::Bytes(event)) => Some(event.as_slice()),
+                _ => None,
+            });
+            process.connections.record_epoll_ctl(&pending.trap.args, event);
         }
         let local = match route(pending.trap.nr, &pending.trap.args) {
             Route::Both(special) => result.outcome.ret >= 0 && has_local_part_after_home(special),

@@ -405,7 +405,7 @@ impl Guest {
     pub(crate) fn handle_queued_traps(&mut self, home: &mut Outbox) -> GuestResult {
         while !self.is_action_change_pending()
             && !self.has_internal_call()
-            && !self.process.connections.is_moving()
+            && !self.process.connections.is_busy()
             && let Some(trap) = self.process.queued_traps.pop()
         {
             let tid =

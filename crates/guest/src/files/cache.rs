@@ -134,6 +134,11 @@ impl FileCache {
         self.files.get_mut(&fd).filter(|file| !file.is_returning)
     }
 
+    /// Whether the guest has this descriptor open on this node.
+    pub(crate) fn is_local(&self, fd: i32) -> bool {
+        self.files.get(&fd).is_some_and(DelegatedFile::is_local)
+    }
+
     /// Whether no write is pending and the guest has no file open on this node.
     pub(crate) fn home_has_all_data(&self) -> bool {
         self.files.values().all(|file| file.has_no_pending_writes() && !file.is_local())

@@ -8,13 +8,21 @@
 //! needs home's network, or that names several descriptors, and before the process departs. Until
 //! then home's descriptor of it is a placeholder.
 //!
+//! A call that waits for several descriptors, connections of this node and others, is let through
+//! as well ([`waiting`]).
+//!
 //! Taking and returning is done by a worker, for one connection of a process at a time, while the
 //! thread waits in its trap or is stopped. A connection that was taken for a call which is not made
 //! any more is kept, and is returned like any other.
 
 mod calls;
+mod epoll_sets;
+mod plan;
+mod waiting;
 
-use std::collections::BTreeMap;
+use crate::process::space::MAPPED_FILE;
+use epoll_sets::EpollSets;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,7 +32,11 @@ use std::time::{Duration, Instant};
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, NodeId};
-use tern_migrate::message::FileNotice;
+use tern_migrate::message::{FileNotice, Message};
+use tern_readiness::ReadinessFile;
+use tern_tracee::listener::Notification;
+use tern_tracee::registers::Registers;
+use waiting::{NativeWait, WatchedDescriptors};
 
 /// How long tern-net may take to move a connection. If home is unreachable it waits until that is
 /// decided, and the program with it.
@@ -45,8 +57,14 @@ pub(crate) struct Connections {
     moving: Option<Moving>,
     /// Number of moves so far.
     moves: u64,
-    /// The program may be inside a call that was let through.
-    in_native_call: bool,
+    /// The call that was let through, with its arguments, if the program may be inside it.
+    native_call: Option<(u32, [u64; 6])>,
+    /// The descriptors at home that are waited for together with connections.
+    watched: WatchedDescriptors,
+    /// The epoll sets that have connections as members.
+    sets: EpollSets,
+    /// The last call that was let through, if it waits for some time.
+    native_wait: Option<NativeWait>,
 }
 
 /// A connection.
@@ -126,7 +144,13 @@ impl Connections {
     /// has one thread, which shares no descriptors, and it stays here.
     pub(crate) fn receive_notices(&mut self, notices: &[(i32, FileNotice)], accepts: bool) {
         for (fd, notice) in notices {
+            if let FileNotice::EpollSet(members) = notice
+                && accepts
+            {
+                self.sets.receive(*fd, members);
+            }
             let FileNotice::Connection(token) = notice else { continue };
+            let accepts = accepts && *fd != MAPPED_FILE;
             let is_new = self.by_fd.get(fd).is_none_or(|known| known.socket.is_none());
             let is_moving = self.moving.as_ref().is_some_and(|moving| moving.fd == *fd);
             if accepts && is_new && !is_moving {
@@ -135,14 +159,66 @@ impl Connections {
         }
     }
 
-    /// Whether home has offered none.
-    fn is_empty(&self) -> bool {
-        self.by_fd.is_empty()
+    /// Whether home has offered none, and nothing is watched.
+    fn is_unused(&self) -> bool {
+        self.by_fd.is_empty() && self.watched.is_empty() && self.sets.is_empty()
     }
 
-    /// Whether a connection is being moved: traps wait until that is over.
-    pub(crate) fn is_moving(&self) -> bool {
-        self.moving.is_some()
+    /// Whether this descriptor's connection is here.
+    fn is_here(&self, fd: i32) -> bool {
+        self.by_fd.get(&fd).is_some_and(|known| known.socket.is_some())
+    }
+
+    /// Forgets what is known of descriptors that this call may close, replace or pass on to a child.
+    /// Returns those that the guest has open.
+    fn forget_changed(&mut self, nr: u32, args: &[u64; 6]) -> Vec<i32> {
+        let mut open = self.watched.forget_changed(nr, args);
+        match i64::from(nr) {
+            libc::SYS_close => open.extend(self.sets.close(args[0] as i32)),
+            libc::SYS_dup2 | libc::SYS_dup3 => open.extend(self.sets.close(args[1] as i32)),
+            // The descriptors that the guest has open are about to be closed.
+            _ => open.iter().for_each(|fd| self.sets.replace(*fd)),
+        }
+        open
+    }
+
+    /// Records an epoll_ctl that home has made.
+    pub(crate) fn record_epoll_ctl(&mut self, args: &[u64; 6], event: Option<&[u8]>) {
+        self.sets.record_change(args[0] as i32, args[1] as i32, args[2] as i32, event);
+    }
+
+    /// Records that the wait that was let through is interrupted, and will be made again.
+    fn interrupt_wait(&mut self) {
+        if let Some(wait) = &mut self.native_wait {
+            wait.interrupt();
+        }
+    }
+
+    /// Whether a connection is being moved, or a call to wait is prepared: traps wait until that is
+    /// over.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.moving.is_some() || self.watched.is_beginning()
+    }
+
+    /// The number of a request for readiness files, and how many are needed. Each request is
+    /// returned only once.
+    pub(crate) fn start_opening(&mut self) -> Option<(u64, usize)> {
+        self.watched.start_opening()
+    }
+
+    /// Stores the readiness files of a request. Returns whether waiting traps can continue.
+    pub(crate) fn finish_opening(&mut self, number: u64, files: io::Result<Vec<ReadinessFile>>) -> bool {
+        self.watched.finish_opening(number, files)
+    }
+
+    /// Handles home's report of readiness. Returns whether waiting traps can continue.
+    pub(crate) fn receive_readiness(&mut self, report: &[(i32, Option<u32>)]) -> bool {
+        self.watched.receive(report)
+    }
+
+    /// The request to home to report readiness, to be sent on a new link.
+    pub(crate) fn readiness_request(&self) -> Option<Message> {
+        self.watched.request_all()
     }
 
     /// The number of the move, and the request. Each request is returned only once.
@@ -154,6 +230,10 @@ impl Connections {
     /// Stores the outcome of a move. Returns the descriptor under which the guest still has a
     /// connection that is not here any more.
     pub(crate) fn finish_move(&mut self, number: u64, moved: Moved) -> Option<i32> {
+        self.store_move(number, moved).inspect(|fd| self.sets.replace(*fd))
+    }
+
+    fn store_move(&mut self, number: u64, moved: Moved) -> Option<i32> {
         let fd = self.moving.take_if(|moving| moving.number == number)?.fd;
         let connection = self.by_fd.get_mut(&fd)?;
         match moved {
@@ -191,6 +271,9 @@ impl Connections {
     /// Starts to return a connection that is here, unless one is being moved. Returns whether all
     /// are at home. Offers that were not used are dropped.
     pub(crate) fn return_all(&mut self) -> bool {
+        if self.watched.is_beginning() {
+            return false;
+        }
         let moving = self.moving.as_ref().map(|moving| moving.fd);
         self.by_fd.retain(|fd, connection| connection.socket.is_some() || moving == Some(*fd));
         let next = if moving.is_none() { self.local_fds().next() } else { None };
@@ -203,7 +286,8 @@ impl Connections {
     /// Whether a call that was let through may be in progress, so that no connection can be
     /// returned.
     pub(crate) fn must_await_native_call(&self) -> bool {
-        self.in_native_call && self.local_fds().next().is_some()
+        let waits_for_here = self.local_fds().next().is_some() || self.sets.has_any_in_guest();
+        self.native_call.is_some() && waits_for_here
     }
 
     /// Has home make the calls on a connection from now on.
@@ -214,19 +298,34 @@ impl Connections {
     }
 
     /// Records that a call is let through.
-    fn enter_native_call(&mut self) {
-        self.in_native_call = true;
+    fn enter_native_call(&mut self, trap: &Notification) {
+        self.native_call = Some((trap.nr, trap.args));
+        self.native_wait = NativeWait::of(trap);
     }
 
     /// Whether the program may be inside a call that was let through.
     pub(crate) fn is_in_native_call(&self) -> bool {
-        self.in_native_call
+        self.native_call.is_some()
+    }
+
+    /// Whether these registers may be those of a program inside a call that was let through.
+    pub(crate) fn has_let_through(&self, registers: &Registers) -> bool {
+        self.native_call
+            .is_some_and(|(nr, args)| registers.call() == Some(nr.into()) && registers.arguments() == args)
     }
 
     /// Records that no call that was let through is in progress: the program has trapped or is
     /// stopped.
     pub(crate) fn leave_native_call(&mut self) {
-        self.in_native_call = false;
+        self.native_call = None;
+    }
+
+    /// Whether this call continues a wait that was let through and interrupted. If so, its time limit
+    /// is reduced to the rest.
+    fn continue_wait(&mut self, trap: &mut Notification) -> bool {
+        let continued = self.native_wait.take().filter(|wait| wait.continue_in(trap));
+        self.native_wait = continued;
+        self.native_wait.is_some()
     }
 
     /// The descriptors whose connections are here.
@@ -245,6 +344,13 @@ impl Connections {
         if let Some(Connection { token, socket: Some(local), .. }) = self.by_fd.get(&fd) {
             let request = MoveRequest::Return(*token, Arc::clone(&local.socket));
             self.begin_move(fd, request);
+        }
+    }
+
+    /// Starts to return a connection of this call, after the guest could not be given this descriptor.
+    fn begin_return_for(&mut self, failed: i32, fds: &BTreeSet<i32>) {
+        if let Some(fd) = [failed].iter().chain(fds).copied().find(|fd| self.is_here(*fd)) {
+            self.begin_return(fd);
         }
     }
 
@@ -286,9 +392,9 @@ mod tests {
         connections.begin_take(5);
         let (number, _request) = connections.start_move().unwrap();
         let failed = || Moved::Taken(Err(io::ErrorKind::NotFound.into()));
-        assert!(connections.finish_move(number + 1, failed()).is_none() && connections.is_moving());
+        assert!(connections.finish_move(number + 1, failed()).is_none() && connections.is_busy());
         assert_eq!(connections.finish_move(number, failed()), None);
-        assert!(!connections.is_moving() && connections.return_all());
+        assert!(!connections.is_busy() && connections.return_all());
     }
 
     #[test]

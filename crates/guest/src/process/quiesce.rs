@@ -194,10 +194,11 @@ impl Thread {
     fn settle_interrupted(&mut self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
         self.leave_fastpath(&stopped, process)?;
         if process.connections.is_in_native_call() {
-            process.connections.leave_native_call();
+            self.settle_native_wait(&stopped, process)?;
             self.settle_native_transfer(&stopped)?;
+            process.connections.leave_native_call();
         } else {
-            self.fix_unreceived_restart(&stopped)?;
+            self.fix_unreceived_restart(&stopped, process)?;
         }
         // A call that only this kernel could continue (restart_syscall), such as a futex wait with
         // a timeout, is restarted from the beginning.

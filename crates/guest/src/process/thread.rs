@@ -212,9 +212,12 @@ impl Thread {
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn fix_unreceived_restart(&self, stopped: &Stopped) -> Result<()> {
+    pub(crate) fn fix_unreceived_restart(&self, stopped: &Stopped, process: &Process) -> Result<()> {
         let mut registers = stopped.registers()?;
-        let waits_here = || tern_syscall::waits_here(registers.orig_rax as u32, &registers.arguments());
+        let waits_here = || {
+            tern_syscall::waits_here(registers.orig_rax as u32, &registers.arguments())
+                || process.connections.has_let_through(&registers)
+        };
         if registers.restart_code() == Some(restart::SYS) && !waits_here() {
             registers.rax = self.unbegun_restart_code().cast_unsigned();
             stopped.set_registers(&registers)?;

@@ -121,6 +121,13 @@ impl Shim {
                 }
                 return;
             }
+            Message::Readiness(report) => {
+                self.act_on(pid, |guest, home| {
+                    let can_continue = guest.process.connections.receive_readiness(report);
+                    if can_continue { guest.handle_queued_traps(home) } else { Ok(()) }
+                });
+                Ok(())
+            }
             Message::WatchUsage(at) => {
                 if let Some(guest) = self.members.get_mut(pid) {
                     guest.set_cpu_threshold(None, *at);

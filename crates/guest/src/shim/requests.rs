@@ -96,6 +96,12 @@ impl Shim {
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
                 WorkerEvent::ConnectionMoved(pid, number, moved) => self.handle_moved(pid, number, moved),
+                WorkerEvent::ReadinessFilesOpened(pid, number, files) => {
+                    self.act_on(pid, |guest, home| {
+                        let can_continue = guest.process.connections.finish_opening(number, files);
+                        if can_continue { guest.handle_queued_traps(home) } else { Ok(()) }
+                    });
+                }
                 WorkerEvent::MappedFilesOpened(user, opened) => self.handle_mapped_files(user, opened),
                 WorkerEvent::Unmapped(objects) => self.release_unmapped(&objects),
                 WorkerEvent::UnmappedContent(content, guests) => {
@@ -122,9 +128,13 @@ impl Shim {
         });
     }
 
-    /// Has a worker move each connection that a guest waits for.
+    /// Has a worker move each connection, and open the readiness files, that a guest waits for.
     pub(super) fn start_connection_moves(&mut self) {
         for guest in self.members.iter_mut() {
+            if let Some((number, count)) = guest.process.connections.start_opening() {
+                let pid = guest.process.pid;
+                self.workers.open_readiness_files(pid, number, count, self.start.run_dir.clone());
+            }
             if let Some((number, request)) = guest.process.connections.start_move() {
                 let place = (self.start.run_dir.clone(), self.home.node());
                 self.workers.move_connection(guest.process.pid, number, request, place);

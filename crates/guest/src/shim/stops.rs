@@ -163,12 +163,21 @@ impl Shim {
 }
 
 fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    if process.connections.is_in_native_call() && stopped.stop == Stop::Interrupt {
-        thread.settle_native_transfer(&stopped)?;
+    if process.connections.is_in_native_call() {
+        thread.settle_native_wait(&stopped, process)?;
+        if stopped.stop == Stop::Interrupt {
+            thread.settle_native_transfer(&stopped)?;
+        }
     }
     if thread.repeat_broken_transfer(&stopped, process)? {
         process.end_native_call();
         return thread.resume_or_hold(stopped, process);
+    }
+    if let Stop::Signal(signal) = stopped.stop {
+        process.end_native_file_call();
+        let delivered = thread.deliver(stopped, signal, process);
+        process.connections.leave_native_call();
+        return delivered;
     }
     process.end_native_call();
     if stopped.stop == Stop::Syscall
@@ -179,7 +188,6 @@ fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> 
         return thread.resume_or_hold(stopped, process);
     }
     match stopped.stop {
-        Stop::Signal(signal) => thread.deliver(stopped, signal, process),
         _ if thread.vfork_wait.is_some() => stopped.run_to_syscall(),
         Stop::Interrupt => match thread.late_stop(stopped, process)? {
             Some(stopped) => {

@@ -24,8 +24,9 @@ use tern_syscall::Outcome;
 use tern_tracee::procfs;
 
 impl Shim {
-    /// Ends the offers of connections of processes that have come home. Until then tern-net has a
-    /// descriptor of each, so that the process cannot close it.
+    /// Ends the offers of connections of processes that have come home, and the watches of their
+    /// descriptors. Until then tern-net has a descriptor of each connection, so that the process
+    /// cannot close it.
     pub(crate) fn end_offers_at_home(&mut self) {
         let at_home = self.processes.values_mut().filter(|process| process.is_at_home());
         at_home.for_each(|process| process.delegations.end_offers());
@@ -48,7 +49,7 @@ impl Shim {
             process.file_notices(current, &result.outcome, is_shared, shared_filesystems, comparisons);
         let Some(node) = peers.get_mut(process.peer).map(|peer| peer.node) else { return };
         let offer = process.offer_connection(current, result.outcome.ret, node, &start.run_dir, comparisons);
-        result.notices.extend(offer);
+        result.notices.extend(offer.into_iter().flatten());
     }
 }
 
@@ -85,7 +86,8 @@ impl Process {
         notices
     }
 
-    /// Offers the connection that this call has used, if it is worth that and qualifies.
+    /// Offers the connection that this call has used, if it is worth that and qualifies, after the
+    /// epoll sets that have it as a member.
     fn offer_connection(
         &mut self,
         current: &CurrentCall,
@@ -93,21 +95,27 @@ impl Process {
         node: NodeId,
         run_dir: &Path,
         comparisons: &mut TimedWorker,
-    ) -> Option<(i32, FileNotice)> {
+    ) -> Option<Vec<(i32, FileNotice)>> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         let fd = self.delegations.connections.candidate(nr, &args, ret)?;
         self.delegations.connections.refuse(fd);
         let pid = self.memory.pid();
         // Otherwise the comparisons below would be in vain.
-        if !net_socket(run_dir).exists() || !ConnectionOffers::is_movable(pid, fd) {
+        if !net_socket(run_dir).exists() {
             return None;
         }
-        if !self.has_exclusive_files(comparisons) || !self.delegations.is_exclusive(pid, fd, comparisons) {
+        let sets = ConnectionOffers::epoll_sets_of_movable(pid, fd)?;
+        let mut is_exclusive = |fd: i32| self.delegations.is_exclusive(pid, fd, comparisons);
+        let is_shared = !is_exclusive(fd) || !sets.iter().all(|(set, _)| is_exclusive(*set));
+        if is_shared || !self.has_exclusive_files(comparisons) {
             tracing::debug!(fd, "a connection stays at home: other processes or threads may use it");
             return None;
         }
         let token = self.delegations.connections.offer((pid, fd), node, run_dir)?;
-        Some((fd, FileNotice::Connection(token)))
+        let mut notices: Vec<(i32, FileNotice)> =
+            sets.into_iter().map(|(set, members)| (set, FileNotice::EpollSet(members))).collect();
+        notices.push((fd, FileNotice::Connection(token)));
+        Some(notices)
     }
 
     /// Whether the process's files are accessed only by its own calls, one at a time. A process
