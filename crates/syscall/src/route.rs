@@ -66,6 +66,8 @@ pub mod reason {
     pub const MEMORY_MAP: &str = "memory map of the process";
     /// User pages spliced into a pipe.
     pub const GIFTED_PAGES: &str = "memory lent to a pipe";
+    /// MSG_ZEROCOPY: the kernel sends from the program's own memory, later.
+    pub const LENT_BUFFERS: &str = "memory lent to a socket";
     /// ptrace.
     pub const TRACING: &str = "tracing";
     /// I/O privilege.

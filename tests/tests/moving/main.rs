@@ -18,3 +18,4 @@ mod shared_memory;
 mod shutdown;
 mod stopped;
 mod uninterruptible;
+mod zerocopy;

@@ -35,17 +35,23 @@ fn option(args: &[u64; 6]) -> Route {
         _ => Route::Home,
     }
 }
+/// With MSG_ZEROCOPY, home's kernel would read the buffer after the deputy has used it for another call.
+fn with_flags(flags: u64) -> Route {
+    if flags as i32 & libc::MSG_ZEROCOPY == 0 { Route::Home } else { Route::Homeward(reason::LENT_BUFFERS) }
+}
+const SEND: &str = "Home; Homeward with MSG_ZEROCOPY";
+
 const OPTIONS: &str = "Home; Homeward for the few options whose value holds pointers";
 
 rows! {
     41 socket HOME [V, V, V] {} NEW;
     42 connect HOME [FD, address_in(2), V] {waits(EintrIfSocketTimeout, NO_TIMEOUT)} SOCKET;
     43 accept HOME [FD, address_out(2), ADDRESS_LENGTH] {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes()} NEW;
-    44 sendto HOME [FD, data_in(2), V, V, address_in(5), V]
+    44 sendto (Rule::By(|args| with_flags(args[3]), SEND)) [FD, data_in(2), V, V, address_in(5), V]
         {waits(EintrIfSocketTimeout, NO_TIMEOUT) flow(Write)} SOCKET;
     45 recvfrom HOME [FD, data_out(2), V, V, address_out(5), ADDRESS_LENGTH]
         {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes() flow(Read)} SOCKET;
-    46 sendmsg HOME [FD, Shape::Messages(Send, None), V]
+    46 sendmsg (Rule::By(|args| with_flags(args[2]), SEND)) [FD, Shape::Messages(Send, None), V]
         {waits(EintrIfSocketTimeout, NO_TIMEOUT) flow(Write)}
         "The socket is the deputy's, and so are the descriptors that it may carry.";
     47 recvmsg HOME [FD, Shape::Messages(Receive, None), V]
@@ -63,6 +69,6 @@ rows! {
         {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes()} NEW;
     299 recvmmsg HOME [FD, Shape::Messages(Receive, Some(2)), V, V, inout(PAIR)]
         {waits(EintrIfSocketTimeout, Timeout::TimeLeft(4)) consumes()} SOCKET;
-    307 sendmmsg HOME [FD, Shape::Messages(Send, Some(2)), V, V]
+    307 sendmmsg (Rule::By(|args| with_flags(args[3]), SEND)) [FD, Shape::Messages(Send, Some(2)), V, V]
         {waits(EintrIfSocketTimeout, NO_TIMEOUT)} SOCKET;
 }
