@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -101,6 +101,11 @@ bench-files: all
 bench-dfsa: all
 	scripts/setup /usr/bin/g++:g++ objdump:binutils
 	scripts/bench-dfsa $(target)/release
+
+# Servers whose process has moved: relayed by home, and with connections that move. TERN_LINK=switch:100mbit limits the network.
+bench-network: all
+	scripts/setup redis-server:redis-server nginx:nginx-light wrk:wrk iperf3:iperf3
+	scripts/bench-network $(target)/release
 
 docs:
 	cargo xtask docs

@@ -88,6 +88,10 @@ class Bed:
         bound = ["taskset", "-c", str(self.processor(node))]
         return [self.tern, "lab", "exec", "--lab", self.name, str(node), "--", *bound, "bash", "-c", inside]
 
+    def restart(self, node):
+        """Reboots a node."""
+        subprocess.run([self.tern, "lab", "restart", "--lab", self.name, str(node)], check=True, stdout=subprocess.DEVNULL)
+
     def start(self, node, script, **options):
         return subprocess.Popen(self.command(node, script), stdin=subprocess.DEVNULL, **options)
 

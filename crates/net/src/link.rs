@@ -45,7 +45,7 @@ const MAX_IDLE: usize = 8;
 /// # Errors
 /// Those of the link.
 pub(crate) fn send<T: Serialize>(link: &mut Link, message: &T, timeout: Duration) -> Result<()> {
-    let bytes = tern_wire::encode(message).context("the message is too long")?;
+    let bytes = postcard::to_stdvec(message).context("the message cannot be encoded")?;
     let mut rest = bytes.as_slice();
     while let Some((piece, more)) = rest.split_at_checked(PIECE).filter(|(_, more)| !more.is_empty()) {
         link.queue_flagged(KIND, MORE, 0, &[piece])?;

@@ -223,6 +223,24 @@ fn large_transfers_survive_moves_and_signals() -> Result<()> {
     server_moves("served-large", &["timer"], 300_000)
 }
 
+/// The queue of a connection is longer than one message between nodes.
+#[test]
+fn connection_with_long_queues_moves() -> Result<()> {
+    const SIZE: u64 = 8_000_000;
+    let scene = Scene::new("served-queues", &[])?;
+    scene.migrate("2")?;
+    let mut client = scene.client(SIZE)?;
+    wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+        .with_context(|| scene.diagnostics())?;
+    await_progress(&scene, &client, 2 * SIZE)?;
+    scene.migrate("home")?;
+    await_progress(&scene, &client, 2 * SIZE)?;
+    scene.cluster.run(3, &["touch", "/tmp/stop"])?;
+    let outcome = client.finish(RUN_TIMEOUT)?;
+    ensure!(outcome.status == 0, "{outcome:?}");
+    Ok(())
+}
+
 #[test]
 fn shared_connections_survive_moves() -> Result<()> {
     server_moves("served-shared", &["shares"], 1000)
