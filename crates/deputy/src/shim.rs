@@ -140,6 +140,11 @@ impl Shim {
     /// Sends a message about a process, or about one of its threads, to the peer that holds its
     /// guest.
     pub(crate) fn send(&mut self, tag: HomePid, message: &Message) {
+        if matches!(message, Message::Result(_) | Message::Signal(..))
+            && let Some(pid) = self.process_of_thread(tag).map(|process| process.pid)
+        {
+            self.report_events(pid);
+        }
         let process = if message.is_per_thread() { self.process_of_thread(tag) } else { None };
         let peer = process.as_ref().map(|process| process.peer);
         if process.is_some_and(|process| process.keep_result_back(tag, message)) {

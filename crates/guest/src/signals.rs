@@ -189,7 +189,7 @@ impl Thread {
                 sigaction[0] = SIG_DFL;
             }
             stopped.set_siginfo(&info)?;
-            self.fix_unreceived_restart(&stopped, process)?;
+            self.fix_unreceived_restart(&stopped)?;
             self.sync.restart_code = None;
             return match self.mask_after_handler.take() {
                 Some(mask) => self.enter_handler(stopped, signal, mask, process),

@@ -130,16 +130,14 @@ impl ReadinessFiles {
 }
 
 impl ReadinessFile {
-    /// Sets the readiness, and wakes the processes that wait. To set the same readiness again reports
-    /// a new event, as `epoll` with EPOLLET shows it. Does not wait.
+    /// Sets the readiness, and wakes the processes that wait unless there is only less of it. To set
+    /// the same readiness again reports a new event, as `epoll` with EPOLLET shows it. Does not wait.
     pub fn set(&self, readiness: u32) {
-        let waiters = match self.table.lock().get_mut(&self.number) {
-            Some(state) => {
-                state.readiness = readiness;
-                state.waiters.clone()
-            }
-            None => None,
-        };
+        let waiters = self.table.lock().get_mut(&self.number).and_then(|state| {
+            let before = std::mem::replace(&mut state.readiness, readiness);
+            let is_event = readiness == before || readiness & !before != 0;
+            state.waiters.clone().filter(|_| is_event)
+        });
         // Without waiters the kernel knows no such file any more, and needs not know.
         let _nobody_waits = waiters.map(PollNotifier::notify);
     }

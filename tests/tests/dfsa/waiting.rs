@@ -90,6 +90,67 @@ while not ended:
 signal.setitimer(signal.ITIMER_REAL, 0)
 ";
 
+/// As [`SERVER`], with a thread for each client.
+const THREADS: &str = "
+import os, socket, threading
+
+def serve(client):
+    total = 0
+    while data := client.recv(1 << 16):
+        client.sendall(data)
+        total += len(data)
+    client.close()
+    os.write(1, b'served %d\\n' % total)
+
+def read_lines():
+    while True:
+        line = os.read(lines, 100).decode()
+        print(line, flush=True)
+        if line == 'end\\n':
+            os._exit(0)
+
+os.mkfifo('/tmp/lines')
+lines = os.open('/tmp/lines', os.O_RDWR)
+listener = socket.create_server(('', 7777))
+threading.Thread(target=read_lines).start()
+print('listens', flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],)).start()
+";
+
+/// As [`SERVER`], with an event loop that gives other threads work now and then.
+const LOOP: &str = "
+import asyncio, os
+
+async def serve(reader, writer):
+    total = pieces = 0
+    while data := await reader.read(1 << 16):
+        pieces += 1
+        if pieces % 20 == 0:
+            data = await asyncio.get_running_loop().run_in_executor(None, bytes, data)
+        writer.write(data)
+        await writer.drain()
+        total += len(data)
+    writer.close()
+    print('served', total, flush=True)
+
+def read_line():
+    line = os.read(lines, 100).decode()
+    print(line, flush=True)
+    if line == 'end\\n':
+        os._exit(0)
+
+async def main():
+    asyncio.get_running_loop().add_reader(lines, read_line)
+    async with await asyncio.start_server(serve, '', 7777) as server:
+        print('listens', flush=True)
+        await server.serve_forever()
+
+os.mkfifo('/tmp/lines')
+lines = os.open('/tmp/lines', os.O_RDWR | os.O_NONBLOCK)
+asyncio.run(main())
+";
+
 /// Echoes until a file exists at home. Then nothing arrives any more, and a signal interrupts its
 /// read.
 const INTERRUPTED: &str = "
@@ -129,9 +190,9 @@ impl Scene {
     }
 }
 
-fn server_waits(name: &str, options: &[&str]) -> Result<()> {
+fn server_waits(name: &str, program: &str, options: &[&str]) -> Result<()> {
     const SIZE: u64 = 1000;
-    let mut scene = Scene::with_server(name, SERVER, options)?;
+    let mut scene = Scene::with_server(name, program, options)?;
     let mut first = scene.client(SIZE)?;
     await_progress(&scene, &first, 20 * SIZE)?;
     scene.migrate("2")?;
@@ -169,22 +230,32 @@ fn server_waits(name: &str, options: &[&str]) -> Result<()> {
 
 #[test]
 fn server_that_selects_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-select", &["select"])
+    server_waits("waits-select", SERVER, &["select"])
 }
 
 #[test]
 fn server_that_polls_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-poll", &["poll"])
+    server_waits("waits-poll", SERVER, &["poll"])
 }
 
 #[test]
 fn server_with_an_epoll_set_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-epoll", &["epoll", "timer"])
+    server_waits("waits-epoll", SERVER, &["epoll", "timer"])
 }
 
 #[test]
 fn server_with_edge_triggered_events_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-edges", &["edges"])
+    server_waits("waits-edges", SERVER, &["edges"])
+}
+
+#[test]
+fn server_with_a_thread_for_each_client_moves_with_its_connections() -> Result<()> {
+    server_waits("waits-threads", THREADS, &[])
+}
+
+#[test]
+fn server_with_an_event_loop_and_threads_waits_for_both_nodes() -> Result<()> {
+    server_waits("waits-loop", LOOP, &[])
 }
 
 /// A handler without SA_RESTART makes a read of a connection fail with EINTR.

@@ -35,8 +35,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_millis(20);
 /// The connections that a process offers in one epoch.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionOffers {
-    /// Number of transfers on sockets, by descriptor.
-    transfers: BTreeMap<i32, u32>,
+    /// Number of transfers on sockets, by descriptor, and after how many it is examined.
+    transfers: BTreeMap<i32, (u32, u32)>,
     /// The offers, by descriptor: each lasts until its connection to tern-net is closed.
     offered: BTreeMap<i32, UnixStream>,
     /// Descriptors that do not qualify. They are not examined again.
@@ -59,9 +59,9 @@ impl ConnectionOffers {
         {
             return None;
         }
-        let transfers = self.transfers.entry(fd).or_default();
+        let (transfers, needed) = self.transfers.entry(fd).or_insert((0, TRANSFERS_BEFORE_OFFER));
         *transfers += 1;
-        (*transfers >= TRANSFERS_BEFORE_OFFER && self.offered.len() < MAX_OFFERS).then_some(fd)
+        (*transfers >= *needed && self.offered.len() < MAX_OFFERS).then_some(fd)
     }
 
     /// Forgets a descriptor that was closed or replaced.
@@ -73,8 +73,16 @@ impl ConnectionOffers {
 
     /// Records that a descriptor does not qualify, until it is offered or closed.
     pub(crate) fn refuse(&mut self, fd: i32) {
-        self.transfers.remove(&fd);
         self.refused.insert(fd);
+    }
+
+    /// Records that the examination of a descriptor did not end in time: it is repeated, each time
+    /// after four times as many transfers, since the main loop waits for it.
+    pub(crate) fn postpone(&mut self, fd: i32) {
+        self.refused.remove(&fd);
+        if let Some((transfers, needed)) = self.transfers.get_mut(&fd) {
+            (*transfers, *needed) = (0, needed.saturating_mul(4));
+        }
     }
 
     /// If this descriptor of a process is a connection that may move: the epoll sets that have it as
@@ -130,6 +138,11 @@ fn token() -> Option<ConnectionToken> {
 /// close does not wait (SO_LINGER). Whether its state can be captured is found out when
 /// it is taken.
 fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
+    // The close of a copy of another file may ask a file server.
+    let target = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+    if !target.to_str()?.starts_with("socket:") {
+        return None;
+    }
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     let socket = pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()?;
     let is_tcp = matches!(sockopt::socket_domain(&socket).ok()?, AddressFamily::INET | AddressFamily::INET6)
@@ -165,6 +178,10 @@ mod tests {
         assert_eq!(offers.offer((0, 5), NodeId(2), Path::new("/nonexistent")), None);
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
         assert!((0..100).all(|_| read().is_none()), "it did not qualify");
+        offers.postpone(5);
+        let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
+        let again = (1..).find(|_| read().is_some());
+        assert_eq!(again, Some(4 * TRANSFERS_BEFORE_OFFER), "it could not be examined in time");
         offers.forget(5);
         let found = (0..TRANSFERS_BEFORE_OFFER)
             .filter_map(|_| offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1));

@@ -1,13 +1,16 @@
 //! The epoll sets of a process that have a connection as a member. A guest's node that takes the
 //! connection makes these sets as well (docs/design/connections.md).
 
-use super::watches::{copy, is_watchable};
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use super::watches::is_watchable;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fs::{read_dir, read_link, read_to_string};
 use tern_migrate::message::EpollMember;
 
 /// Maximum number of members of a set that another node makes.
 const MAX_MEMBERS: usize = 256;
+
+/// Maximum number of sets with a connection that another node makes.
+const MAX_SETS: usize = 4;
 
 /// An epoll set: its descriptor, and its members with their inodes.
 struct EpollSet {
@@ -28,8 +31,12 @@ pub(super) fn sets_with(pid: i32, inode: u64) -> Option<Vec<(i32, Vec<EpollMembe
     if members().any(|(member, _)| is_epoll_set(member.fd)) {
         return None;
     }
-    let with_it = sets.into_iter().filter(|set| set.members.iter().any(|(_, member)| *member == inode));
-    with_it.map(|set| portable(pid, set)).collect()
+    let has_it = |set: &EpollSet| set.members.iter().any(|(_, member)| *member == inode);
+    let with_it: Vec<EpollSet> = sets.into_iter().filter(has_it).collect();
+    if with_it.len() > MAX_SETS {
+        return None;
+    }
+    with_it.into_iter().map(|set| portable(pid, set)).collect()
 }
 
 /// The set, if each member is still open under the descriptor under which it was added, and home can
@@ -40,12 +47,12 @@ fn portable(pid: i32, set: EpollSet) -> Option<(i32, Vec<EpollMember>)> {
     }
     let is_portable = |(member, inode): &(EpollMember, u64)| {
         // Whether a one-shot member has reported its event cannot be passed on.
-        member.events & libc::EPOLLONESHOT as u32 == 0
-            && copy(pid, member.fd).is_some_and(|file| {
-                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-                statx(&file, "", flags, StatxFlags::INO).is_ok_and(|found| found.stx_ino == *inode)
-                    && is_watchable(pid, member.fd, &file)
-            })
+        member.events & libc::EPOLLONESHOT as u32 == 0 && is_watchable(pid, member.fd) && {
+            // Without DONT_SYNC this might ask a file server.
+            let at = format!("/proc/{pid}/fd/{}", member.fd);
+            let found = statx(CWD, at, AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+            found.is_ok_and(|found| found.stx_ino == *inode)
+        }
     };
     if !set.members.iter().all(is_portable) {
         return None;

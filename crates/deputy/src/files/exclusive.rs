@@ -17,13 +17,31 @@ impl Delegations {
         if !rustix::process::geteuid().is_root() {
             return false;
         }
-        let until = Instant::now() + SCAN_TIMEOUT;
-        let Some(elsewhere) = comparisons.run(move || is_open_elsewhere(pid, fd, until)) else {
-            return false;
-        };
+        let Some(elsewhere) = Self::scan(pid, fd, comparisons) else { return false };
         if elsewhere != Some(false) {
             self.not_exclusive.insert(fd);
         }
         elsewhere == Some(false)
+    }
+
+    /// Whether no other process shares any of these open files; none if the scans do not end in time.
+    pub(super) fn are_exclusive(
+        pid: i32,
+        fds: impl IntoIterator<Item = i32>,
+        comparisons: &mut TimedWorker,
+    ) -> Option<bool> {
+        for fd in fds {
+            if Self::scan(pid, fd, comparisons).flatten()? {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// Whether the file is open elsewhere. None if earlier scans have not ended, and `Some(None)` if
+    /// this one does not end in time.
+    fn scan(pid: i32, fd: i32, comparisons: &mut TimedWorker) -> Option<Option<bool>> {
+        let until = Instant::now() + SCAN_TIMEOUT;
+        comparisons.run(move || is_open_elsewhere(pid, fd, until))
     }
 }

@@ -6,20 +6,25 @@
 //! after a call of the process. If another process has taken the data meanwhile, the guest's wait may
 //! still report it, as if that had happened right after the wait.
 
+use crate::links::peer::Peer;
+use crate::process::Process;
+use crate::shim::Shim;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::BTreeMap;
 use std::fs::read_link;
 use std::os::fd::OwnedFd;
-
-use crate::shim::Shim;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 
 /// Maximum number of descriptors of a process that are watched at a time.
 const MAX_WATCHES: usize = 1024;
+
+/// Maximum number of descriptors of one open file that are watched.
+const MAX_COPIES: usize = 16;
 
 /// Maximum number of events that are reported at a time.
 const MAX_EVENTS: usize = 64;
@@ -73,25 +78,42 @@ impl Watches {
     }
 
     fn watch_one(&mut self, pid: i32, fd: i32) -> Option<u32> {
-        let file = copy(pid, fd).filter(|file| is_watchable(pid, fd, file))?;
-        if !self.by_fd.contains_key(&fd) {
-            if self.by_fd.len() >= MAX_WATCHES {
-                return None;
-            }
-            let set = match self.set.take() {
-                Some(set) => set,
-                None => epoll::create(CreateFlags::CLOEXEC).ok()?,
-            };
-            self.count += 1;
-            let flags = EventFlags::from_bits_retain(ALL) | EventFlags::ET;
-            let added = epoll::add(&set, &file, EventData::new_u64(self.count), flags);
-            self.set = Some(set);
-            added.ok()?;
-            self.by_fd.insert(fd, Watch { key: self.count, reported: 0 });
+        // A copy of another file would be closed again, which may ask a file server.
+        if !is_watchable(pid, fd) {
+            return None;
         }
+        let file = copy(pid, fd)?;
         let readiness = readiness(&file)?;
+        if !self.by_fd.contains_key(&fd) {
+            self.add(pid, fd, file)?;
+        }
         self.by_fd.get_mut(&fd)?.reported = readiness;
         Some(readiness)
+    }
+
+    /// Adds an open file to the set. A member of a set is known by its file and its number, so two
+    /// descriptors of one file need copies with different numbers.
+    fn add(&mut self, pid: i32, fd: i32, file: OwnedFd) -> Option<()> {
+        if self.by_fd.len() >= MAX_WATCHES {
+            return None;
+        }
+        if self.set.is_none() {
+            self.set = epoll::create(CreateFlags::CLOEXEC).ok();
+        }
+        let set = self.set.as_ref()?;
+        self.count += 1;
+        let flags = EventFlags::from_bits_retain(ALL) | EventFlags::ET;
+        let mut copies = vec![file];
+        loop {
+            match epoll::add(set, copies.last()?, EventData::new_u64(self.count), flags) {
+                // A file that is always ready, such as /dev/null.
+                Ok(()) | Err(Errno::PERM) => break,
+                Err(Errno::EXIST) if copies.len() < MAX_COPIES => copies.push(copy(pid, fd)?),
+                Err(_) => return None,
+            }
+        }
+        self.by_fd.insert(fd, Watch { key: self.count, reported: 0 });
+        Some(())
     }
 
     /// Forgets a descriptor that was closed or replaced.
@@ -144,7 +166,7 @@ impl Watches {
 }
 
 /// A copy of a process's descriptor.
-pub(super) fn copy(pid: i32, fd: i32) -> Option<OwnedFd> {
+fn copy(pid: i32, fd: i32) -> Option<OwnedFd> {
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()
 }
@@ -157,14 +179,14 @@ fn readiness(file: &OwnedFd) -> Option<u32> {
 }
 
 /// Whether a file reports its readiness without waiting for others, and to all processes alike.
-pub(super) fn is_watchable(pid: i32, fd: i32, file: &OwnedFd) -> bool {
-    let Ok(target) = read_link(format!("/proc/{pid}/fd/{fd}")) else { return false };
+pub(super) fn is_watchable(pid: i32, fd: i32) -> bool {
+    let at = format!("/proc/{pid}/fd/{fd}");
+    let Ok(target) = read_link(&at) else { return false };
     if target.to_str().is_some_and(|target| WATCHABLE.contains(&target)) {
         return true;
     }
-    // Without DONT_SYNC this would ask a file server.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let Ok(found) = statx(file, "", flags, StatxFlags::TYPE) else { return false };
+    // Without DONT_SYNC this might ask a file server.
+    let Ok(found) = statx(CWD, at, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) else { return false };
     match FileType::from_raw_mode(u32::from(found.stx_mode)) {
         FileType::Socket | FileType::Fifo => true,
         // Memory devices and terminals.
@@ -190,21 +212,34 @@ impl Shim {
         }
     }
 
-    /// Reports the events of watched descriptors.
-    pub(crate) fn report_readiness(&mut self) {
-        let mut reports = Vec::new();
-        for process in self.processes.values_mut().filter(|process| process.is_away()) {
-            let report = process.delegations.watches.events();
-            if !report.is_empty() {
-                reports.push((process.pid, Message::Readiness(report)));
-            }
+    /// Reports the events of the watched descriptors of a process, unless the link to its guest is
+    /// full: the events then stay in the set. Called before each message by which the program could
+    /// learn of their cause.
+    pub(crate) fn report_events(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_away()) else { return };
+        if !self.peers.get(process.peer).is_some_and(Peer::is_ready) {
+            return;
         }
-        reports.iter().for_each(|(pid, report)| self.send(*pid, report));
+        let report = process.delegations.watches.events();
+        if !report.is_empty() {
+            self.send(pid, &Message::Readiness(report));
+        }
     }
 
-    /// The sets of watched descriptors, readable if there are events.
+    /// Reports the events of all watched descriptors.
+    pub(crate) fn report_readiness(&mut self) {
+        let watches = |process: &&Process| process.delegations.watches.set.is_some();
+        let pids: Vec<HomePid> = self.processes.values().filter(watches).map(|process| process.pid).collect();
+        pids.into_iter().for_each(|pid| self.report_events(pid));
+    }
+
+    /// The sets of watched descriptors whose events can be reported, readable if there are any.
     pub(crate) fn watched_sets(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.processes.values().filter_map(|process| process.delegations.watches.set.as_ref())
+        let may_report = |process: &&Process| {
+            process.is_away() && self.peers.get(process.peer).is_some_and(Peer::is_ready)
+        };
+        let away = self.processes.values().filter(may_report);
+        away.filter_map(|process| process.delegations.watches.set.as_ref())
     }
 }
 
@@ -265,11 +300,23 @@ mod tests {
         watches.watch(me(), &[fd]);
         let (second, mut other) = UnixStream::pair().unwrap();
         watches.forget(fd);
-        rustix::io::dup2(&second, &mut OwnedFd::from(first)).unwrap();
+        let mut first = OwnedFd::from(first);
+        rustix::io::dup2(&second, &mut first).unwrap();
         watches.watch(me(), &[fd]);
         watches.events();
         other.write_all(b"a").unwrap();
         assert!(is_readable(&watches.events(), fd));
+    }
+
+    #[test]
+    fn two_descriptors_of_one_file_are_watched() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let (copy, mut watches) = (one.try_clone().unwrap(), Watches::default());
+        let report = watches.watch(me(), &[one.as_raw_fd(), copy.as_raw_fd()]);
+        assert!(report.iter().all(|(_, readiness)| readiness.is_some()), "{report:?}");
+        watches.events();
+        other.write_all(b"a").unwrap();
+        assert_eq!(watches.events().len(), 2);
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Peer {
         }
     }
 
+    /// Whether its link is up and has sent everything.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.wants_write())
+    }
+
     /// Sends a message if the link is up. A message that must not be lost is sent again on the next
     /// link by the code that needs it.
     pub(crate) fn send(&mut self, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {

@@ -121,6 +121,9 @@ impl Thread {
             self.pending.take_if(|pending| pending.request.is_some() && result.number == self.sync.call);
         let Some(pending) = awaited else { return Ok(None) };
         self.sync.restart_code = None;
+        if !restart::is(result.outcome.ret) {
+            self.native_wait = None;
+        }
         process.usage.store_home_time(pending.trap.nr, &pending.trap.args, &result.outcome, pending.sent_at);
         if let Some(used) = used {
             crate::time::cpu::add_to_result(pending.trap.nr, &pending.trap.args, used, &mut result.outcome);

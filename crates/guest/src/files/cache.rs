@@ -139,6 +139,11 @@ impl FileCache {
         self.files.get(&fd).is_some_and(DelegatedFile::is_local)
     }
 
+    /// Whether home has not received all writes and closes.
+    pub(crate) fn must_flush(&self) -> bool {
+        !self.closing.fds().is_empty() || !self.files.values().all(DelegatedFile::has_no_pending_writes)
+    }
+
     /// Whether no write is pending and the guest has no file open on this node.
     pub(crate) fn home_has_all_data(&self) -> bool {
         self.files.values().all(|file| file.has_no_pending_writes() && !file.is_local())

@@ -1,7 +1,6 @@
 //! Connections that this node has taken from home (docs/design/connections.md). The guest has the
 //! socket open itself, under the number that it has at home, and calls that transfer data on it are
-//! let through. The descriptor of a trapped call cannot change meanwhile: it is in a register, and
-//! the process has one thread.
+//! let through.
 //!
 //! Home offers a connection ([`FileNotice::Connection`]). With the next transfer on it, this node's
 //! tern-net takes it from home. It is returned before a call that could share the descriptor, that
@@ -14,6 +13,10 @@
 //! Taking and returning is done by a worker, for one connection of a process at a time, while the
 //! thread waits in its trap or is stopped. A connection that was taken for a call which is not made
 //! any more is kept, and is returned like any other.
+//!
+//! If the process has several threads, all their traps wait meanwhile. A connection is not taken while
+//! another thread's call at home may use it, and is returned when no thread is in a call that was let
+//! through: such threads are interrupted, and make their calls again.
 
 mod calls;
 mod epoll_sets;
@@ -34,9 +37,8 @@ use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, NodeId};
 use tern_migrate::message::{FileNotice, Message};
 use tern_readiness::ReadinessFile;
-use tern_tracee::listener::Notification;
-use tern_tracee::registers::Registers;
-use waiting::{NativeWait, WatchedDescriptors};
+pub(crate) use waiting::NativeWait;
+use waiting::WatchedDescriptors;
 
 /// How long tern-net may take to move a connection. If home is unreachable it waits until that is
 /// decided, and the program with it.
@@ -57,15 +59,29 @@ pub(crate) struct Connections {
     moving: Option<Moving>,
     /// Number of moves so far.
     moves: u64,
-    /// The call that was let through, with its arguments, if the program may be inside it.
-    native_call: Option<(u32, [u64; 6])>,
     /// The descriptors at home that are waited for together with connections.
     watched: WatchedDescriptors,
     /// The epoll sets that have connections as members.
     sets: EpollSets,
-    /// The last call that was let through, if it waits for some time.
-    native_wait: Option<NativeWait>,
+    /// The calls of the threads other than the one that has trapped.
+    others: OtherCalls,
+    /// A trap waits until no thread is in a call that was let through.
+    awaits_native_calls: bool,
 }
+
+/// The calls in which the other threads of a process are.
+#[derive(Debug, Default)]
+pub(crate) struct OtherCalls {
+    /// Whether there are other threads.
+    exist: bool,
+    /// Home makes these.
+    at_home: Vec<RunningCall>,
+    /// The program may be inside these, which were let through.
+    native: Vec<RunningCall>,
+}
+
+/// The number and arguments of a call.
+pub(crate) type RunningCall = (u32, [u64; 6]);
 
 /// A connection.
 #[derive(Debug)]
@@ -112,6 +128,15 @@ pub(crate) enum Moved {
     Taken(io::Result<(OwnedFd, UnixStream)>),
     /// The connection is at home, or the reason why not.
     Returned(io::Result<()>),
+}
+
+impl OtherCalls {
+    /// Adds a thread, with its call at home and the one that was let through.
+    pub(crate) fn add(&mut self, at_home: Option<RunningCall>, native: Option<RunningCall>) {
+        self.exist = true;
+        self.at_home.extend(at_home);
+        self.native.extend(native);
+    }
 }
 
 impl MoveRequest {
@@ -172,6 +197,9 @@ impl Connections {
     /// Forgets what is known of descriptors that this call may close, replace or pass on to a child.
     /// Returns those that the guest has open.
     fn forget_changed(&mut self, nr: u32, args: &[u64; 6]) -> Vec<i32> {
+        if plan::creates_thread(nr, args) {
+            return Vec::new();
+        }
         let mut open = self.watched.forget_changed(nr, args);
         match i64::from(nr) {
             libc::SYS_close => open.extend(self.sets.close(args[0] as i32)),
@@ -185,13 +213,6 @@ impl Connections {
     /// Records an epoll_ctl that home has made.
     pub(crate) fn record_epoll_ctl(&mut self, args: &[u64; 6], event: Option<&[u8]>) {
         self.sets.record_change(args[0] as i32, args[1] as i32, args[2] as i32, event);
-    }
-
-    /// Records that the wait that was let through is interrupted, and will be made again.
-    fn interrupt_wait(&mut self) {
-        if let Some(wait) = &mut self.native_wait {
-            wait.interrupt();
-        }
     }
 
     /// Whether a connection is being moved, or a call to wait is prepared: traps wait until that is
@@ -213,6 +234,8 @@ impl Connections {
 
     /// Handles home's report of readiness. Returns whether waiting traps can continue.
     pub(crate) fn receive_readiness(&mut self, report: &[(i32, Option<u32>)]) -> bool {
+        let ended = report.iter().filter(|(_, readiness)| readiness.is_none());
+        ended.for_each(|(fd, _)| self.sets.replace(*fd));
         self.watched.receive(report)
     }
 
@@ -221,7 +244,26 @@ impl Connections {
         self.watched.request_all()
     }
 
-    /// The number of the move, and the request. Each request is returned only once.
+    /// Records the calls in which the other threads are.
+    pub(crate) fn set_others(&mut self, others: OtherCalls) {
+        self.others = others;
+    }
+
+    /// Whether threads that are in calls which were let through must be interrupted, because a
+    /// connection is to be returned, or a trap waits for that.
+    pub(crate) fn must_interrupt(&self) -> bool {
+        let is_return = |moving: &Moving| matches!(moving.request, Some(MoveRequest::Return(..)));
+        self.awaits_native_calls || self.moving.as_ref().is_some_and(is_return)
+    }
+
+    /// Records that no thread is in a call that was let through. Returns whether a trap has waited
+    /// for that.
+    pub(crate) fn take_awaited(&mut self) -> bool {
+        std::mem::take(&mut self.awaits_native_calls)
+    }
+
+    /// The number of the move, and the request. Each request is returned only once. Not while
+    /// [`Self::must_interrupt`] applies to a thread.
     pub(crate) fn start_move(&mut self) -> Option<(u64, MoveRequest)> {
         let moving = self.moving.as_mut()?;
         Some((moving.number, moving.request.take()?))
@@ -241,7 +283,8 @@ impl Connections {
                 let socket = Arc::new(socket);
                 connection.socket =
                     Some(LocalSocket { socket, _use: stream, in_guest: false, is_broken: false });
-                None
+                // Its readiness is not home's any more.
+                self.watched.replace(fd).then_some(fd)
             }
             Moved::Taken(Err(error)) => {
                 tracing::info!(%error, fd, "a connection stays at home");
@@ -283,11 +326,14 @@ impl Connections {
         self.by_fd.is_empty()
     }
 
-    /// Whether a call that was let through may be in progress, so that no connection can be
-    /// returned.
-    pub(crate) fn must_await_native_call(&self) -> bool {
-        let waits_for_here = self.local_fds().next().is_some() || self.sets.has_any_in_guest();
-        self.native_call.is_some() && waits_for_here
+    /// Whether calls may be let through. While one is in progress, the process cannot depart.
+    pub(crate) fn may_let_through(&self) -> bool {
+        self.local_fds().next().is_some() || self.sets.has_any_in_guest()
+    }
+
+    /// Whether another connection, or another call to wait, is of interest to this module.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.is_unused()
     }
 
     /// Has home make the calls on a connection from now on.
@@ -295,37 +341,6 @@ impl Connections {
         if let Some(local) = self.by_fd.get_mut(&fd).and_then(|known| known.socket.as_mut()) {
             local.is_broken = true;
         }
-    }
-
-    /// Records that a call is let through.
-    fn enter_native_call(&mut self, trap: &Notification) {
-        self.native_call = Some((trap.nr, trap.args));
-        self.native_wait = NativeWait::of(trap);
-    }
-
-    /// Whether the program may be inside a call that was let through.
-    pub(crate) fn is_in_native_call(&self) -> bool {
-        self.native_call.is_some()
-    }
-
-    /// Whether these registers may be those of a program inside a call that was let through.
-    pub(crate) fn has_let_through(&self, registers: &Registers) -> bool {
-        self.native_call
-            .is_some_and(|(nr, args)| registers.call() == Some(nr.into()) && registers.arguments() == args)
-    }
-
-    /// Records that no call that was let through is in progress: the program has trapped or is
-    /// stopped.
-    pub(crate) fn leave_native_call(&mut self) {
-        self.native_call = None;
-    }
-
-    /// Whether this call continues a wait that was let through and interrupted. If so, its time limit
-    /// is reduced to the rest.
-    fn continue_wait(&mut self, trap: &mut Notification) -> bool {
-        let continued = self.native_wait.take().filter(|wait| wait.continue_in(trap));
-        self.native_wait = continued;
-        self.native_wait.is_some()
     }
 
     /// The descriptors whose connections are here.

@@ -324,14 +324,19 @@ impl Guest {
         let Self { process, threads } = self;
         if threads.values().all(|thread| thread.stopped.is_some()) {
             process.files.leave_native_call();
-            process.connections.leave_native_call();
+            threads.values_mut().for_each(|thread| thread.native_call = None);
         }
         process.files.return_delegations();
-        if process.files.must_await_native_call() || process.connections.must_await_native_call() {
+        let is_in_file_call = process.files.must_await_native_call();
+        let may_be_in_call = process.connections.may_let_through();
+        let in_call = |thread: &&Thread| is_in_file_call || may_be_in_call && thread.native_call.is_some();
+        let mut must_await = false;
+        for thread in threads.values().filter(in_call) {
             // The main loop resumes the thread after this stop.
-            for thread in threads.values() {
-                stop::interrupt(thread.host_tid)?;
-            }
+            stop::interrupt(thread.host_tid)?;
+            must_await = true;
+        }
+        if must_await {
             return Ok(false);
         }
         if !process.connections.return_all() {
@@ -390,8 +395,9 @@ impl Guest {
     ) -> bool {
         let Self { process, threads } = self;
         let has_one_thread = threads.len() == 1 && matches!(process.state, State::Running);
-        let accepts =
-            has_one_thread && !process.files.shares_fd_table && !process.files.is_returning_delegations();
+        let accepts = matches!(process.state, State::Running)
+            && !process.files.shares_fd_table
+            && !process.files.is_returning_delegations();
         process.connections.receive_notices(&result.notices, accepts);
         // If the guest is gone, its exit is reported soon.
         let _gone = process.fastpath.unpublish(&process.memory, process.reserve);

@@ -27,12 +27,6 @@ impl Process {
     /// While the fast path is in use, nothing is recorded: until the files are reclaimed, the
     /// thread may be in a call that the fast path's code makes.
     pub(crate) fn end_native_call(&mut self) {
-        self.connections.leave_native_call();
-        self.end_native_file_call();
-    }
-
-    /// As [`Self::end_native_call`], for a call on a file only.
-    pub(crate) fn end_native_file_call(&mut self) {
         if !self.fastpath.may_be_in_use() {
             self.files.leave_native_call();
         }

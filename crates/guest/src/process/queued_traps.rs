@@ -22,6 +22,11 @@ impl QueuedTraps {
         self.traps.push_back(trap);
     }
 
+    /// The number of traps that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.traps.len()
+    }
+
     /// Takes the next trap, unless a file is still being opened.
     pub(crate) fn pop(&mut self) -> Option<Notification> {
         if self.opening.as_ref().is_some_and(Opening::is_waiting) { None } else { self.traps.pop_front() }

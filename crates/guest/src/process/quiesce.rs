@@ -178,6 +178,7 @@ impl Thread {
             match stopped.stop {
                 Stop::Interrupt => return self.settle_interrupted(stopped, process).map(Some),
                 Stop::Signal(signal) => {
+                    self.settle_native_wait(&stopped)?;
                     self.deliver(stopped, signal, process)?;
                     if self.stopped.is_some() {
                         return Ok(None);
@@ -193,12 +194,12 @@ impl Thread {
     /// set up to start again.
     fn settle_interrupted(&mut self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
         self.leave_fastpath(&stopped, process)?;
-        if process.connections.is_in_native_call() {
-            self.settle_native_wait(&stopped, process)?;
+        if self.native_call.is_some() {
+            self.settle_native_wait(&stopped)?;
             self.settle_native_transfer(&stopped)?;
-            process.connections.leave_native_call();
+            self.native_call = None;
         } else {
-            self.fix_unreceived_restart(&stopped, process)?;
+            self.fix_unreceived_restart(&stopped)?;
         }
         // A call that only this kernel could continue (restart_syscall), such as a futex wait with
         // a timeout, is restarted from the beginning.

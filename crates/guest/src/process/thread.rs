@@ -3,6 +3,7 @@
 //! The functions here need this thread only. They are given the state that its process shares
 //! ([`Process`]).
 
+use crate::files::connections::{NativeWait, RunningCall};
 use crate::files::internal_call::InternalCall;
 use crate::process::raised_signals::RaisedSignals;
 use crate::process::shared::Process;
@@ -53,6 +54,11 @@ pub(crate) struct Thread {
     pub(crate) vfork_wait: Option<Box<VforkWait>>,
     /// Its deputy thread has ended, and its own exit was let through. It makes no further call.
     pub(crate) is_exiting: bool,
+    /// The call on connections that was let through, while the thread may be inside it. Only
+    /// `files::connections` begins one, and any trap or stop ends it.
+    pub(crate) native_call: Option<RunningCall>,
+    /// The last such call, if it waits for some time.
+    pub(crate) native_wait: Option<NativeWait>,
     /// Its CPU time.
     pub(crate) cpu_meter: CpuMeter,
 }
@@ -127,6 +133,8 @@ impl Thread {
             stopped: None,
             vfork_wait: None,
             is_exiting: false,
+            native_call: None,
+            native_wait: None,
         })
     }
 
@@ -212,11 +220,11 @@ impl Thread {
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn fix_unreceived_restart(&self, stopped: &Stopped, process: &Process) -> Result<()> {
+    pub(crate) fn fix_unreceived_restart(&self, stopped: &Stopped) -> Result<()> {
         let mut registers = stopped.registers()?;
         let waits_here = || {
             tern_syscall::waits_here(registers.orig_rax as u32, &registers.arguments())
-                || process.connections.has_let_through(&registers)
+                || self.has_let_through(&registers)
         };
         if registers.restart_code() == Some(restart::SYS) && !waits_here() {
             registers.rax = self.unbegun_restart_code().cast_unsigned();

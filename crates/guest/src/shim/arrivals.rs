@@ -218,7 +218,12 @@ impl Shim {
                 guest.process.epoch = epoch;
                 guest.continue_here()?;
                 tracing::info!(%pid, ?epoch, "a guest continues here");
+                // Home forgets with each epoch what it is to report.
+                let readiness = guest.process.connections.readiness_request();
                 self.send_home(pid, &Message::Running(epoch, 0));
+                if let Some(request) = readiness {
+                    self.send_home(pid, &request);
+                }
                 return Ok(None);
             }
             other => {

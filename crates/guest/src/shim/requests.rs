@@ -130,7 +130,22 @@ impl Shim {
 
     /// Has a worker move each connection, and open the readiness files, that a guest waits for.
     pub(super) fn start_connection_moves(&mut self) {
+        let awaits = |guest: &Guest| guest.process.connections.must_interrupt();
+        let waiting: Vec<HomePid> =
+            self.members.iter().filter(|guest| awaits(guest)).map(|guest| guest.process.pid).collect();
+        for pid in waiting {
+            self.act_on(pid, |guest, home| {
+                let is_over = !guest.interrupt_native_calls()?;
+                if is_over && guest.process.connections.take_awaited() {
+                    guest.handle_queued_traps(home)?;
+                }
+                Ok(())
+            });
+        }
         for guest in self.members.iter_mut() {
+            if guest.is_in_native_call() && guest.process.connections.must_interrupt() {
+                continue;
+            }
             if let Some((number, count)) = guest.process.connections.start_opening() {
                 let pid = guest.process.pid;
                 self.workers.open_readiness_files(pid, number, count, self.start.run_dir.clone());

@@ -163,23 +163,24 @@ impl Shim {
 }
 
 fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    if process.connections.is_in_native_call() {
-        thread.settle_native_wait(&stopped, process)?;
+    if thread.native_call.is_some() {
+        thread.settle_native_wait(&stopped)?;
         if stopped.stop == Stop::Interrupt {
             thread.settle_native_transfer(&stopped)?;
         }
     }
     if thread.repeat_broken_transfer(&stopped, process)? {
         process.end_native_call();
+        thread.native_call = None;
         return thread.resume_or_hold(stopped, process);
     }
+    process.end_native_call();
     if let Stop::Signal(signal) = stopped.stop {
-        process.end_native_file_call();
         let delivered = thread.deliver(stopped, signal, process);
-        process.connections.leave_native_call();
+        thread.native_call = None;
         return delivered;
     }
-    process.end_native_call();
+    thread.native_call = None;
     if stopped.stop == Stop::Syscall
         && let Some(vfork_wait) = thread.vfork_wait.take()
     {

@@ -105,11 +105,21 @@ impl Process {
             return None;
         }
         let sets = ConnectionOffers::epoll_sets_of_movable(pid, fd)?;
-        let mut is_exclusive = |fd: i32| self.delegations.is_exclusive(pid, fd, comparisons);
-        let is_shared = !is_exclusive(fd) || !sets.iter().all(|(set, _)| is_exclusive(*set));
-        if is_shared || !self.has_exclusive_files(comparisons) {
-            tracing::debug!(fd, "a connection stays at home: other processes or threads may use it");
+        let can_be_examined = rustix::process::geteuid().is_root() && !self.in_parent_memory;
+        if !can_be_examined || !self.has_own_descriptors(comparisons) {
             return None;
+        }
+        let fds = std::iter::once(fd).chain(sets.iter().map(|(set, _)| *set));
+        match Delegations::are_exclusive(pid, fds, comparisons) {
+            Some(true) => {}
+            Some(false) => {
+                tracing::debug!(fd, "a connection stays at home: other processes may use it");
+                return None;
+            }
+            None => {
+                self.delegations.connections.postpone(fd);
+                return None;
+            }
         }
         let token = self.delegations.connections.offer((pid, fd), node, run_dir)?;
         let mut notices: Vec<(i32, FileNotice)> =
@@ -121,9 +131,14 @@ impl Process {
     /// Whether the process's files are accessed only by its own calls, one at a time. A process
     /// that shares memory may learn through that memory, without any call, that a file has changed.
     fn has_exclusive_files(&mut self, comparisons: &mut TimedWorker) -> bool {
-        if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
-            return false;
-        }
+        self.threads.len() == 1
+            && self.files.objects.is_empty()
+            && !self.in_parent_memory
+            && self.has_own_descriptors(comparisons)
+    }
+
+    /// Whether no other process uses the process's table of descriptors.
+    fn has_own_descriptors(&mut self, comparisons: &mut TimedWorker) -> bool {
         // Sharing of descriptors that began before this epoch is detected here; the guest detects
         // sharing that begins later.
         let (pid, known) = (self.memory.pid(), &mut self.delegations.has_own_descriptors);

@@ -2,8 +2,9 @@
 
 use super::epoll_sets::waits_for_set;
 use super::plan::Plan;
-use super::waiting::WaitSet;
+use super::waiting::{NativeWait, WaitSet};
 use crate::error::GuestResult;
+use crate::process::Guest;
 use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
@@ -12,7 +13,27 @@ use tern_syscall::is_transfer;
 use tern_tracee::Result;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
-use tern_tracee::stop::{Stop, Stopped};
+use tern_tracee::registers::{Registers, restart};
+use tern_tracee::stop::{self, Stop, Stopped};
+
+impl Guest {
+    /// Whether a thread may be in a call that was let through.
+    pub(crate) fn is_in_native_call(&self) -> bool {
+        self.threads.values().any(|thread| thread.native_call.is_some())
+    }
+
+    /// Interrupts the threads that may be in calls which were let through. The main loop resumes them.
+    /// Returns whether there are any.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn interrupt_native_calls(&self) -> GuestResult<bool> {
+        for thread in self.threads.values().filter(|thread| thread.native_call.is_some()) {
+            stop::interrupt(thread.host_tid)?;
+        }
+        Ok(self.is_in_native_call())
+    }
+}
 
 impl Thread {
     /// Lets a call on a connection of this node through, or has it wait until a connection is taken
@@ -26,7 +47,9 @@ impl Thread {
         process: &mut Process,
         home: &mut Outbox,
     ) -> GuestResult<bool> {
-        let is_continued = process.connections.continue_wait(trap);
+        let continued = self.native_wait.take().filter(|wait| wait.continue_in(trap));
+        let is_continued = continued.is_some();
+        self.native_wait = continued;
         if process.connections.is_unused() {
             return Ok(false);
         }
@@ -44,6 +67,10 @@ impl Thread {
             }
             _ => process.connections.plan(trap.nr, &trap.args, is_fresh, is_departing),
         };
+        if plan.is_made_here() && process.files.must_flush() {
+            // The call may tell others what the program has written.
+            return self.queue_behind_internal_call(*trap, None, process, home);
+        }
         match plan {
             Plan::Other => {
                 for fd in process.connections.forget_used_at_home(trap.nr, &trap.args) {
@@ -67,11 +94,17 @@ impl Thread {
             Plan::Take(fd) => process.connections.begin_take(fd),
             Plan::Return(fd) => process.connections.begin_return(fd),
             Plan::Watch(fds) => home.send(process.pid, process.connections.watched.begin(fds)),
+            Plan::AwaitNativeCalls => process.connections.awaits_native_calls = true,
             Plan::Wait => {}
             Plan::LetThrough(fds) => match fds.iter().find(|fd| !self.open_in_guest(trap, **fd, process)) {
                 None => {
+                    // The program may learn by the call that a file has changed.
+                    process.invalidate_read_ahead()?;
+                    process.names.clear();
+                    self.close_stale_fds(trap, &mut process.files);
                     self.sync.restart_code = None;
-                    process.connections.enter_native_call(trap);
+                    self.native_call = Some((trap.nr, trap.args));
+                    self.native_wait = NativeWait::of(trap);
                     self.let_through(trap.id)?;
                     return Ok(true);
                 }
@@ -113,34 +146,39 @@ impl Thread {
         stopped.set_registers(&registers)
     }
 
-    /// Prepares a thread that has stopped, perhaps in a call to wait that was let through. If no
-    /// handler runs, the call is made again, for the rest of its time.
+    /// Prepares a thread that has stopped, perhaps in a call that was let through and waits. If no
+    /// handler runs, the call is made again, for the rest of its time. Until then the thread counts as
+    /// inside it.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn settle_native_wait(&self, stopped: &Stopped, process: &mut Process) -> Result<()> {
+    pub(crate) fn settle_native_wait(&mut self, stopped: &Stopped) -> Result<()> {
         let mut registers = stopped.registers()?;
-        if !process.connections.has_let_through(&registers) {
+        if !self.has_let_through(&registers) {
             return Ok(());
         }
-        let waits_again = if waits_for_set(registers.orig_rax as u32) {
-            // The kernel reports any stop.
-            let is_interrupted = registers.rax.cast_signed() == -i64::from(libc::EINTR)
-                && stopped.stop == Stop::Interrupt
-                && !self.has_deliverable(None);
-            if is_interrupted {
-                (registers.rax, registers.orig_rax) = (registers.orig_rax, u64::MAX);
-                registers.rip -= 2;
+        // epoll_wait reports any stop.
+        let is_reported = waits_for_set(registers.orig_rax as u32)
+            && registers.rax.cast_signed() == -i64::from(libc::EINTR)
+            && stopped.stop == Stop::Interrupt
+            && !self.has_deliverable(None);
+        if is_reported {
+            registers.rax = restart::NOHAND.cast_unsigned();
+        }
+        if is_reported || registers.restart_from_start() {
+            if let Some(wait) = &mut self.native_wait {
+                wait.interrupt();
             }
-            is_interrupted
-        } else {
-            registers.restart_from_start()
-        };
-        if waits_again {
-            process.connections.interrupt_wait();
             stopped.set_registers(&registers)?;
         }
+        self.sync.restart_code = registers.restart_code();
         Ok(())
+    }
+
+    /// Whether these registers may be those of the thread inside a call that was let through.
+    pub(crate) fn has_let_through(&self, registers: &Registers) -> bool {
+        self.native_call
+            .is_some_and(|(nr, args)| registers.call() == Some(nr.into()) && registers.arguments() == args)
     }
 
     /// Whether a signal was raised by a call that was let through: SIGPIPE. Then the connection is
@@ -154,7 +192,7 @@ impl Thread {
         process: &mut Process,
     ) -> Result<bool> {
         let is_own = stopped.stop == Stop::Signal(libc::SIGPIPE)
-            && process.connections.is_in_native_call()
+            && self.native_call.is_some()
             && !self.raised.has(libc::SIGPIPE);
         if !is_own {
             return Ok(false);
@@ -184,6 +222,7 @@ impl Thread {
             tracing::info!(%error, fd = set, "the guest cannot have an epoll set");
             return Ok(false);
         }
+        self.close_stale_fds(trap, &mut process.files);
         let Some(stopped) = self.stop_in_call(trap.id, process)? else { return Ok(true) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let (mut registers, mask) = (*injection.saved_registers(), injection.saved_mask());

@@ -14,6 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tern_migrate::message::EpollMember;
 use tern_tracee::listener::Notification;
 
+/// Maximum number of members of a set: the shim makes a call for each.
+const MAX_MEMBERS: usize = 256;
+
 /// The epoll sets that home has described.
 #[derive(Debug, Default)]
 pub(crate) struct EpollSets(BTreeMap<i32, EpollSet>);
@@ -101,6 +104,7 @@ impl EpollSets {
             set.members.insert(*fd, Member { events: *events, data: *data, state: MemberState::Missing });
             set.is_unsuitable |= *fd == MAPPED_FILE;
         }
+        set.is_unsuitable |= fd == MAPPED_FILE;
     }
 
     /// Records an epoll_ctl that home has made.
@@ -165,6 +169,13 @@ impl EpollSets {
         set.in_guest.take().map(|_| fd).into_iter().collect()
     }
 
+    /// This node cannot make the sets that have this member.
+    pub(super) fn refuse_with_member(&mut self, fd: i32) {
+        for set in self.0.values_mut().filter(|set| set.members.contains_key(&fd)) {
+            set.is_unsuitable = true;
+        }
+    }
+
     /// This node cannot make a set.
     pub(super) fn refuse(&mut self, set: i32) {
         if let Some(set) = self.0.get_mut(&set) {
@@ -191,6 +202,7 @@ impl EpollSets {
         let has_mask = trap.args[4] != 0 && i64::from(trap.nr) != libc::SYS_epoll_wait;
         let is_possible = may_let_through
             && !set.is_unsuitable
+            && set.members.len() <= MAX_MEMBERS
             && !has_mask
             && i64::from(trap.nr) != libc::SYS_epoll_pwait2;
         if !is_possible {

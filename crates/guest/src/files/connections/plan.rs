@@ -1,11 +1,11 @@
 //! Decides about calls: this node's kernel or home makes a call, at once or after a preparation.
 
-use super::Connections;
 use super::epoll_sets::waits_for_set;
+use super::{Connections, OtherCalls, RunningCall};
 use crate::files::cache::Conflict;
 use crate::process::space::MAPPED_FILE;
 use std::collections::BTreeSet;
-use tern_syscall::is_transfer;
+use tern_syscall::{Route, SplitCall, is_transfer, route};
 use tern_tracee::listener::Notification;
 
 /// The treatment of a call.
@@ -25,8 +25,17 @@ pub(super) enum Plan {
     Take(i32),
     /// It waits until this connection is returned.
     Return(i32),
-    /// It waits for a move in progress.
+    /// It waits until no other thread is in a call that was let through.
+    AwaitNativeCalls,
+    /// It waits for a move in progress, or for another thread's call.
     Wait,
+}
+
+impl Plan {
+    /// Whether this node's kernel makes the call next.
+    pub(super) fn is_made_here(&self) -> bool {
+        matches!(self, Self::LetThrough(_))
+    }
 }
 
 impl Connections {
@@ -34,6 +43,9 @@ impl Connections {
     pub(super) fn plan(&self, nr: u32, args: &[u64; 6], is_fresh: bool, is_departing: bool) -> Plan {
         if self.is_busy() {
             return Plan::Wait;
+        }
+        if self.keeps_descriptors(nr, args) {
+            return Plan::Other;
         }
         let fd = args[0] as i32;
         if let Some(connection) = self.by_fd.get(&fd)
@@ -44,7 +56,7 @@ impl Connections {
                 Some(local) if is_local_call(nr, args) && !local.is_broken => {
                     return Plan::LetThrough([fd].into());
                 }
-                None if is_transfer(nr) => return Plan::Take(fd),
+                None if is_transfer(nr) && !self.others.may_use(fd) => return Plan::Take(fd),
                 _ => {}
             }
         }
@@ -57,10 +69,32 @@ impl Connections {
             }
             Conflict::None => args[0] as i32 == fd && !is_about_descriptor(nr, args),
         };
+        let changes_set = i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(fd);
+        if changes_set && self.others.native.iter().any(|call| waits_for_set(call.0) && call.1[0] == args[0])
+        {
+            // The change must take effect before the call returns.
+            return Plan::AwaitNativeCalls;
+        }
+        // Home's set shows nothing of a connection that is here, so nothing may depend on home's set.
+        let member = args[2] as i32;
+        let nests = i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(member);
+        if nests && let Some(fd) = self.local_member(member) {
+            return Plan::Return(fd);
+        }
         let changes_unknown_set = i64::from(nr) == libc::SYS_epoll_ctl && !self.sets.has(args[0] as i32);
         let is_member = |fd: i32| changes_unknown_set && args[2] as i32 == fd;
         let returning = self.local_fds().find(|fd| returns(*fd) || is_member(*fd));
         returning.map_or(Plan::Other, Plan::Return)
+    }
+
+    /// A connection of this node that is a member of this epoll set.
+    fn local_member(&self, set: i32) -> Option<i32> {
+        self.local_fds().find(|fd| self.sets.has_member(set, *fd))
+    }
+
+    /// Whether a call only creates a thread, or ends one of several.
+    fn keeps_descriptors(&self, nr: u32, args: &[u64; 6]) -> bool {
+        creates_thread(nr, args) || self.others.exist && i64::from(nr) == libc::SYS_exit
     }
 
     /// Decides about a call that waits for these descriptors. `may_let_through`: it has not begun at
@@ -71,8 +105,11 @@ impl Connections {
         may_let_through: bool,
         is_open_here: impl Fn(i32) -> bool,
     ) -> Plan {
-        if self.is_busy() {
+        if self.is_busy() || self.awaits_native_calls {
             return Plan::Wait;
+        }
+        if let Some(member) = fds.iter().find_map(|fd| self.local_member(*fd)) {
+            return Plan::Return(member);
         }
         let was_refused = self.watched.take_refused();
         let Some(local) = self.local_fds().find(|fd| fds.contains(fd)) else { return Plan::Other };
@@ -100,6 +137,12 @@ impl Connections {
         if self.is_busy() {
             return Plan::Wait;
         }
+        let changes_it = |call: &RunningCall| {
+            i64::from(call.0) == libc::SYS_epoll_ctl && call.1[0] as i32 == trap.args[0] as i32
+        };
+        if self.awaits_native_calls || self.others.at_home.iter().any(changes_it) {
+            return Plan::Wait;
+        }
         if self.watched.take_refused() {
             self.sets.refuse(trap.args[0] as i32);
         }
@@ -117,10 +160,22 @@ impl Connections {
     /// Forgets what a call that home makes may share, close or replace. None of its connections is
     /// here any more. Returns the descriptors of forgotten epoll sets that the guest has open.
     pub(super) fn forget_used_at_home(&mut self, nr: u32, args: &[u64; 6]) -> Vec<i32> {
+        if self.keeps_descriptors(nr, args) {
+            return Vec::new();
+        }
         self.forget_shared(nr, args);
         if i64::from(nr) == libc::SYS_epoll_ctl && !self.sets.has(args[0] as i32) {
             // A connection in a set that is not known here must not be taken.
             self.by_fd.remove(&(args[2] as i32));
+        }
+        if copies_descriptor(nr, args) {
+            // A set keeps a member that is closed while a copy is open.
+            self.sets.refuse_with_member(args[0] as i32);
+        }
+        let nested = args[2] as i32;
+        if i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(nested) {
+            self.sets.members(nested).iter().for_each(|fd| drop(self.by_fd.remove(fd)));
+            return self.sets.forget(nested);
         }
         match Conflict::of(nr, args) {
             Conflict::All => self.sets.forget_all(),
@@ -144,6 +199,23 @@ impl Connections {
         };
         self.by_fd.retain(|fd, offered| offered.socket.is_some() || !is_shared(*fd) && replaced != Some(*fd));
     }
+}
+
+impl OtherCalls {
+    /// Whether a call at home may use this descriptor.
+    fn may_use(&self, fd: i32) -> bool {
+        self.at_home.iter().any(|(nr, args)| {
+            args[..3].iter().any(|arg| *arg as i32 == fd)
+                || names_descriptors(*nr)
+                || waits_for_set(*nr)
+                || Conflict::of(*nr, args) == Conflict::All
+        })
+    }
+}
+
+/// Whether a call creates a thread, which uses the descriptors of its process.
+pub(super) fn creates_thread(nr: u32, args: &[u64; 6]) -> bool {
+    route(nr, args) == Route::Both(SplitCall::Thread)
 }
 
 /// Whether this node's kernel makes the call on a connection as home's would.
@@ -203,6 +275,15 @@ fn uses_epoll_set(nr: u32) -> bool {
     i64::from(nr) == libc::SYS_epoll_ctl || waits_for_set(nr)
 }
 
+/// Whether a call makes a copy of its first argument, a descriptor.
+fn copies_descriptor(nr: u32, args: &[u64; 6]) -> bool {
+    match i64::from(nr) {
+        libc::SYS_dup => true,
+        libc::SYS_fcntl => [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&(args[1] as i32)),
+        _ => false,
+    }
+}
+
 /// Whether a call names descriptors in memory.
 fn names_descriptors(nr: u32) -> bool {
     matches!(
@@ -229,6 +310,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use tern_ids::ConnectionToken;
+    use tern_migrate::message::EpollMember;
 
     /// Descriptor 5 is here, and 6 is offered.
     fn connections() -> Connections {
@@ -333,5 +415,58 @@ mod tests {
         ] {
             assert_eq!(after(nr, args), Plan::Take(6), "{nr} {args:?}");
         }
+    }
+
+    /// As [`connections`], and 9 is an epoll set with 5 as a member.
+    fn with_set() -> Connections {
+        let mut all = connections();
+        all.sets.receive(9, &[EpollMember { fd: 5, events: 1, data: 0 }]);
+        all
+    }
+
+    #[test]
+    fn connection_is_returned_before_home_uses_its_epoll_set() {
+        let mut all = with_set();
+        assert_eq!(all.plan_wait([9].into(), true, |_| false), Plan::Return(5), "poll on the set");
+        assert_eq!(all.plan_wait([8].into(), true, |_| false), Plan::Other);
+        for (nr, args) in [
+            (libc::SYS_epoll_ctl, [8, libc::EPOLL_CTL_ADD as u64, 9]),
+            (libc::SYS_dup, [9, 0, 0]),
+            (libc::SYS_fcntl, [9, libc::F_DUPFD as u64, 0]),
+        ] {
+            assert_eq!(plan(&all, nr, args), Plan::Return(5), "{nr}");
+        }
+        assert_eq!(plan(&all, libc::SYS_epoll_ctl, [9, libc::EPOLL_CTL_MOD as u64, 5]), Plan::Other);
+        all.forget_used_at_home(libc::SYS_dup as u32, &[9, 0, 0, 0, 0, 0]);
+        assert!(!all.sets.has(9) && !all.by_fd.contains_key(&5), "it must not be taken without its set");
+    }
+
+    #[test]
+    fn other_threads_are_considered() {
+        let transfer = |others| {
+            let mut all = with_set();
+            all.set_others(others);
+            plan(&all, libc::SYS_read, [6, 0, 0])
+        };
+        let others = |at_home: &[(i64, u64)], native: &[(i64, u64)]| {
+            let call = |(nr, fd): &(i64, u64)| (*nr as u32, [*fd, 0, 0, 0, 0, 0]);
+            let mut others = OtherCalls::default();
+            others.add(at_home.first().map(call), native.first().map(call));
+            others
+        };
+        assert_eq!(transfer(others(&[(libc::SYS_accept, 3)], &[])), Plan::Take(6));
+        for call in [(libc::SYS_read, 6), (libc::SYS_epoll_wait, 3), (libc::SYS_poll, 3), (libc::SYS_fork, 3)]
+        {
+            assert_eq!(transfer(others(&[call], &[])), Plan::Other, "{call:?}");
+        }
+        let mut all = with_set();
+        all.set_others(others(&[], &[(libc::SYS_epoll_wait, 9)]));
+        let change = [9, libc::EPOLL_CTL_DEL as u64, 5];
+        assert_eq!(plan(&all, libc::SYS_epoll_ctl, change), Plan::AwaitNativeCalls);
+        assert_eq!(plan(&all, libc::SYS_exit, [0; 3]), Plan::Other, "another thread lives on");
+        all.set_others(others(&[(libc::SYS_epoll_ctl, 9)], &[]));
+        let wait =
+            Notification { id: 0, pid: 0, nr: libc::SYS_epoll_wait as u32, ip: 0, args: [9, 0, 0, 0, 0, 0] };
+        assert_eq!(all.plan_epoll_wait(&wait, true, |_| false), Plan::Wait);
     }
 }

@@ -55,7 +55,7 @@ struct Beginning {
 
 /// A wait with a time limit that this kernel makes.
 #[derive(Debug)]
-pub(super) struct NativeWait {
+pub(crate) struct NativeWait {
     nr: u32,
     args: [u64; 6],
     until: Instant,
@@ -171,6 +171,8 @@ impl WatchedDescriptors {
         for (fd, readiness) in report {
             match (self.by_fd.get(fd), readiness, &mut self.beginning) {
                 (Some(watched), Some(readiness), _) => watched.file.set(*readiness),
+                // The next wait has it watched again, or returns the connections.
+                (Some(_), None, _) => drop(self.by_fd.remove(fd)),
                 (None, _, Some(beginning)) if beginning.awaited.contains(fd) => {
                     beginning.readiness.insert(*fd, *readiness);
                 }
@@ -232,9 +234,10 @@ impl WatchedDescriptors {
         Ok(())
     }
 
-    /// Forgets a descriptor under whose number the guest has another file now.
-    pub(super) fn replace(&mut self, fd: i32) {
-        self.by_fd.remove(&fd);
+    /// Forgets a descriptor under whose number the guest has another file now, or will have. Returns
+    /// whether the guest has it open.
+    pub(super) fn replace(&mut self, fd: i32) -> bool {
+        self.by_fd.remove(&fd).is_some_and(|watched| watched.in_guest)
     }
 
     /// Forgets the descriptors that this call may close, replace or pass on to a child. Returns those
