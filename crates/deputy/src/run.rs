@@ -152,10 +152,19 @@ impl Shim {
             }
         }
         fds.extend(self.watched_sets().map(|set| (set.as_fd(), libc::POLLIN)));
+        let offers = fds.len();
+        for process in self.processes.values() {
+            let offers = process.delegations.connections.offers();
+            fds.extend(offers.map(|offer| (offer.as_fd(), libc::POLLRDHUP)));
+        }
         let ready = self.control_socket.wait(&fds, timeout)?;
+        let has_ended = ready.get(offers..).is_some_and(|offers| offers.contains(&true));
         self.was_woken = ready.first().copied().unwrap_or(true);
         if self.names.fd().is_some() && ready.get(1).copied().unwrap_or(true) {
             self.send_name_changes();
+        }
+        if has_ended {
+            self.report_ended_offers();
         }
         Ok(())
     }

@@ -398,6 +398,9 @@ pub enum Message {
     /// be reported. Sent once for each descriptor after [`Message::Watch`], then for each event, and
     /// for each change that a call has made before the call's result.
     Readiness(Vec<(i32, Option<u32>)>),
+    /// home → guest: home's tern-net has given up the connection that was offered under this
+    /// descriptor.
+    ConnectionLost(i32),
     /// guest → home: no process of the family maps these pieces of anonymous shared memory any more
     /// (device and inode at home). Their content is gone.
     Unmapped(Vec<(u64, u64)>),

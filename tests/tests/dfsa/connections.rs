@@ -270,6 +270,24 @@ fn connection_of_a_killed_server_ends() -> Result<()> {
     Ok(())
 }
 
+/// If the program that moves connections ends, on either side, the server and its client see a reset.
+#[test]
+fn connection_is_reset_when_tern_net_ends() -> Result<()> {
+    for node in [1, 2] {
+        let mut scene = Scene::new("served-reset", &[])?;
+        let mut client = scene.client(1000)?;
+        scene.migrate("2")?;
+        wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+            .with_context(|| scene.diagnostics())?;
+        scene.cluster.run(node, &["pkill", "-KILL", "tern-net"])?;
+        let outcome = scene.server.finish(RUN_TIMEOUT).with_context(|| scene.diagnostics())?;
+        ensure!(String::from_utf8_lossy(&outcome.err).contains("ConnectionResetError"), "{outcome:?}");
+        let outcome = client.finish(RUN_TIMEOUT).with_context(|| scene.diagnostics())?;
+        ensure!(outcome.status != 0, "{outcome:?}");
+    }
+    Ok(())
+}
+
 /// A program that sends to a connection which its client has reset gets SIGPIPE.
 #[test]
 fn sender_without_a_client_is_killed_by_sigpipe() -> Result<()> {

@@ -64,6 +64,19 @@ impl ConnectionOffers {
         (*transfers >= *needed && self.offered.len() < MAX_OFFERS).then_some(fd)
     }
 
+    /// The offers: each is a connection to tern-net, which closes it to end the offer.
+    pub(crate) fn offers(&self) -> impl Iterator<Item = &UnixStream> {
+        self.offered.values()
+    }
+
+    /// Removes the offers that tern-net has ended, and returns their descriptors.
+    pub(crate) fn take_ended(&mut self) -> Vec<i32> {
+        let ended = self.offered.extract_if(.., |_, offer| control_socket::is_closed(offer));
+        let ended: Vec<i32> = ended.map(|(fd, _)| fd).collect();
+        self.refused.extend(&ended);
+        ended
+    }
+
     /// Forgets a descriptor that was closed or replaced.
     pub(crate) fn forget(&mut self, fd: i32) {
         self.transfers.remove(&fd);

@@ -69,7 +69,7 @@ pub(crate) struct Delegations {
     /// it.
     pub(super) not_exclusive: BTreeSet<i32>,
     /// The connections that are offered to the guest's node.
-    connections: ConnectionOffers,
+    pub(crate) connections: ConnectionOffers,
     /// The descriptors whose readiness is reported to the guest.
     pub(crate) watches: Watches,
 }

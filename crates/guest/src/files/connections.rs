@@ -96,8 +96,11 @@ struct Connection {
 #[derive(Debug)]
 struct LocalSocket {
     socket: Arc<OwnedFd>,
-    /// Its connection to tern-net. It is in use until this is closed.
-    _use: UnixStream,
+    /// Its connection to tern-net. It is in use until this is closed. If tern-net closes it, the
+    /// connection is lost.
+    in_use: UnixStream,
+    /// tern-net has ended, and with it the way of its packets. It is reset.
+    is_lost: bool,
     /// The guest has a descriptor of it.
     in_guest: bool,
     /// Home is to make the calls, since one has failed.
@@ -128,6 +131,24 @@ pub(crate) enum Moved {
     Taken(io::Result<(OwnedFd, UnixStream)>),
     /// The connection is at home, or the reason why not.
     Returned(io::Result<()>),
+}
+
+impl Connection {
+    /// Whether it is here and not lost.
+    fn is_usable(&self) -> bool {
+        self.socket.as_ref().is_some_and(|local| !local.is_lost)
+    }
+}
+
+impl LocalSocket {
+    /// Has the program see a reset by the peer.
+    fn reset(&mut self) {
+        if !std::mem::replace(&mut self.is_lost, true) {
+            tracing::warn!("a connection is reset, since tern-net has ended");
+            // Sets the error, and wakes those who wait.
+            let _is_closed = rustix::net::connect_unspec(&self.socket);
+        }
+    }
 }
 
 impl OtherCalls {
@@ -201,6 +222,16 @@ impl Connections {
             return Vec::new();
         }
         let mut open = self.watched.forget_changed(nr, args);
+        let closed = match i64::from(nr) {
+            libc::SYS_close => args[0] as i32,
+            libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
+            _ => -1,
+        };
+        let is_lost = |known: &Connection| known.socket.as_ref().is_some_and(|local| local.is_lost);
+        if self.by_fd.get(&closed).is_some_and(is_lost) {
+            self.by_fd.remove(&closed);
+            open.push(closed);
+        }
         match i64::from(nr) {
             libc::SYS_close => open.extend(self.sets.close(args[0] as i32)),
             libc::SYS_dup2 | libc::SYS_dup3 => open.extend(self.sets.close(args[1] as i32)),
@@ -281,8 +312,13 @@ impl Connections {
         match moved {
             Moved::Taken(Ok((socket, stream))) => {
                 let socket = Arc::new(socket);
-                connection.socket =
-                    Some(LocalSocket { socket, _use: stream, in_guest: false, is_broken: false });
+                connection.socket = Some(LocalSocket {
+                    socket,
+                    in_use: stream,
+                    is_lost: false,
+                    in_guest: false,
+                    is_broken: false,
+                });
                 // Its readiness is not home's any more.
                 self.watched.replace(fd).then_some(fd)
             }
@@ -318,7 +354,7 @@ impl Connections {
             return false;
         }
         let moving = self.moving.as_ref().map(|moving| moving.fd);
-        self.by_fd.retain(|fd, connection| connection.socket.is_some() || moving == Some(*fd));
+        self.by_fd.retain(|fd, connection| connection.is_usable() || moving == Some(*fd));
         let next = if moving.is_none() { self.local_fds().next() } else { None };
         if let Some(fd) = next {
             self.begin_return(fd);
@@ -345,7 +381,31 @@ impl Connections {
 
     /// The descriptors whose connections are here.
     fn local_fds(&self) -> impl Iterator<Item = i32> {
-        self.by_fd.iter().filter(|(_, connection)| connection.socket.is_some()).map(|(fd, _)| *fd)
+        self.by_fd.iter().filter(|(_, connection)| connection.is_usable()).map(|(fd, _)| *fd)
+    }
+
+    /// The connections to tern-net of those in use. If one is closed, [`Self::reset_lost`] is to be
+    /// called.
+    pub(crate) fn uses(&self) -> impl Iterator<Item = &UnixStream> {
+        let sockets = self.by_fd.values().filter_map(|connection| connection.socket.as_ref());
+        sockets.filter(|local| !local.is_lost).map(|local| &local.in_use)
+    }
+
+    /// Resets the connections that this node's tern-net has given up.
+    pub(crate) fn reset_lost(&mut self) {
+        let sockets = self.by_fd.values_mut().filter_map(|connection| connection.socket.as_mut());
+        for local in sockets.filter(|local| control_socket::is_closed(&local.in_use)) {
+            local.reset();
+        }
+    }
+
+    /// Resets a connection that home's tern-net has given up, or forgets its offer.
+    pub(crate) fn lose(&mut self, fd: i32) {
+        match self.by_fd.get_mut(&fd).map(|known| &mut known.socket) {
+            Some(Some(local)) => local.reset(),
+            Some(None) if self.moving.is_none() => drop(self.by_fd.remove(&fd)),
+            _ => {}
+        }
     }
 
     fn begin_take(&mut self, fd: i32) {

@@ -121,6 +121,12 @@ impl Shim {
                 }
                 return;
             }
+            Message::ConnectionLost(fd) => {
+                if let Some(guest) = self.members.get_mut(pid) {
+                    guest.process.connections.lose(*fd);
+                }
+                Ok(())
+            }
             Message::Readiness(report) => {
                 self.act_on(pid, |guest, home| {
                     let can_continue = guest.process.connections.receive_readiness(report);

@@ -32,6 +32,10 @@ impl Shim {
         }
         fds.push((self.workers.as_fd(), libc::POLLIN));
         fds.extend(self.departures.unsent_links().map(|link| (link.as_fd(), libc::POLLOUT)));
+        let uses = fds.len();
+        for guest in self.members.iter() {
+            fds.extend(guest.process.connections.uses().map(|in_use| (in_use.as_fd(), libc::POLLRDHUP)));
+        }
         // These come last: `is_trap_pending` is read from the end of `ready` below.
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
         let has_deferred_call = listeners.iter().any(|l| l.has_deferred_call());
@@ -48,6 +52,10 @@ impl Shim {
             buffered || !self.home.is_connected() || ready.first().copied().unwrap_or(true);
         self.is_trap_pending = has_deferred_call || ready.iter().rev().take(listeners.len()).any(|r| *r);
         self.home.set_readable(is_home_readable);
+        let others = ready.len().saturating_sub(listeners.len());
+        if ready.get(uses..others).is_some_and(|uses| uses.contains(&true)) {
+            self.members.iter_mut().for_each(|guest| guest.process.connections.reset_lost());
+        }
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tern_control::shim::net_socket;
 use tern_ids::{HomePid, NodeId};
 use tern_image::node_file::{MountKind, allows_direct};
-use tern_migrate::message::{CallResult, FileDelegation, FileNotice};
+use tern_migrate::message::{CallResult, FileDelegation, FileNotice, Message};
 use tern_migrate::prefetch::OpenPrefetch;
 use tern_syscall::Outcome;
 use tern_tracee::procfs;
@@ -30,6 +30,16 @@ impl Shim {
     pub(crate) fn end_offers_at_home(&mut self) {
         let at_home = self.processes.values_mut().filter(|process| process.is_at_home());
         at_home.for_each(|process| process.delegations.end_offers());
+    }
+
+    /// Reports to the guests the offers that tern-net has ended.
+    pub(crate) fn report_ended_offers(&mut self) {
+        let ended = |process: &mut Process| {
+            let ended = process.delegations.connections.take_ended().into_iter();
+            ended.map(|fd| (process.pid, Message::ConnectionLost(fd))).collect::<Vec<_>>()
+        };
+        let messages: Vec<(HomePid, Message)> = self.processes.values_mut().flat_map(ended).collect();
+        messages.iter().for_each(|(pid, message)| self.send(*pid, message));
     }
 
     /// Adds file notices to the result of this call. An error of a delayed write is returned by the

@@ -316,8 +316,13 @@ mod tests {
     fn connections() -> Connections {
         let connection = |socket| Connection { token: ConnectionToken([0; 16]), socket, returns: 0 };
         let (one, other) = UnixStream::pair().unwrap();
-        let local =
-            LocalSocket { socket: Arc::new(one.into()), _use: other, in_guest: true, is_broken: false };
+        let local = LocalSocket {
+            socket: Arc::new(one.into()),
+            in_use: other,
+            is_lost: false,
+            in_guest: true,
+            is_broken: false,
+        };
         let by_fd = BTreeMap::from([(5, connection(Some(local))), (6, connection(None))]);
         Connections { by_fd, ..Connections::default() }
     }
