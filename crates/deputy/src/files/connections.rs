@@ -71,8 +71,9 @@ impl ConnectionOffers {
 
     /// Removes the offers that tern-net has ended, and returns their descriptors.
     pub(crate) fn take_ended(&mut self) -> Vec<i32> {
-        let ended = self.offered.extract_if(.., |_, offer| control_socket::is_closed(offer));
-        let ended: Vec<i32> = ended.map(|(fd, _)| fd).collect();
+        let has_ended = |(_, offer): &(&i32, &UnixStream)| control_socket::is_closed(offer);
+        let ended: Vec<i32> = self.offered.iter().filter(has_ended).map(|(fd, _)| *fd).collect();
+        self.offered.retain(|fd, _| !ended.contains(fd));
         self.refused.extend(&ended);
         ended
     }

@@ -141,11 +141,11 @@ impl Connection {
 }
 
 impl LocalSocket {
-    /// Has the program see a reset by the peer.
+    /// Has the program see a reset: ECONNRESET, or EPIPE if it waits in a call.
     fn reset(&mut self) {
         if !std::mem::replace(&mut self.is_lost, true) {
             tracing::warn!("a connection is reset, since tern-net has ended");
-            // Sets the error, and wakes those who wait.
+            // Sets the error, wakes the threads that wait, and sends RST.
             let _is_closed = rustix::net::connect_unspec(&self.socket);
         }
     }
