@@ -254,7 +254,7 @@ impl<'a> Mover<'a> {
         let better = match policy.objective {
             Objective::Greedy => {
                 self.pace - self.unsaved_wait(policy, is_homeward && !idle_cpu)
-                    >= candidate.pace * (1.0 + policy.margin)
+                    >= candidate.pace * (1.0 + state.margin(process.pid, policy, view.now_ms))
             }
             Objective::Opportunity => {
                 candidate.opportunity_gain > 0.0 && self.pace * (1.0 + policy.margin / 2.0) >= candidate.pace

@@ -42,6 +42,9 @@ pub struct Policy {
     /// Fraction by which the pace elsewhere must be better. Smaller differences are measurement
     /// noise.
     pub margin: f64,
+    /// Added to `margin` for a process that has moved recently. Loads are smoothed, so they do not
+    /// show all effects of its own move and of others yet.
+    pub moved_margin: f64,
     /// Fraction of the waiting for calls that is assumed not to be saved by going home if no CPU is
     /// idle there.
     pub call_wait_discount: f64,
@@ -106,6 +109,7 @@ impl Default for Policy {
             recent_move_half_life_ms: 60_000,
             no_return_ms: 10_000,
             margin: 0.04,
+            moved_margin: 0.12,
             call_wait_discount: 0.5,
             min_gain_s: 0.1,
             min_rest_per_cost: 2.0,

@@ -348,6 +348,13 @@ impl DecisionState {
         (policy.residence_s * moves.exp2()).min(policy.max_residence_s)
     }
 
+    /// The fraction by which the pace elsewhere must be better for a process. [`Policy::moved_margin`]
+    /// decays with the count of its recent moves.
+    pub(crate) fn margin(&self, pid: HomePid, policy: &Policy, now_ms: u64) -> f64 {
+        let moves = self.history.get(&pid).map_or(0.0, |history| recent_moves(history, policy, now_ms));
+        policy.margin + policy.moved_margin * moves.min(1.0)
+    }
+
     /// Whether it left this node a short time ago.
     pub(crate) fn has_just_left(&self, pid: HomePid, node: NodeId, policy: &Policy, now_ms: u64) -> bool {
         self.history.get(&pid).is_some_and(|history| {

@@ -291,6 +291,29 @@ fn moves_are_charged_until_the_target_publishes_a_newer_entry() {
 }
 
 #[test]
+fn small_difference_does_not_move_a_process_again() {
+    let policy = Policy::default();
+    let mut state = DecisionState::default();
+    let mut process = busy(7, 1, 9.0);
+    let view = |loads: [f64; 3]| {
+        Cluster::new(NodeId(1), vec![node(1, loads[0]), node(2, loads[1]), node(3, loads[2])])
+    };
+    let decide = |process: &ProcessSnapshot, state: &mut DecisionState, loads, now_ms| {
+        let decided = decide(&view(loads), std::slice::from_ref(process), state, &policy, now_ms, 1);
+        decided.first().map(|next| next.to.0)
+    };
+    assert_eq!(decide(&process, &mut state, [3.0, 0.0, 5.0], 1_000), Some(2));
+    state.accepted(HomePid(7), 1_100);
+    state.arrived(HomePid(7), 1_200);
+    process.at = NodeId(2);
+    // On node 3 its pace would be 4.45 instead of 5.
+    let slightly_better = [9.0, 5.0, 3.45];
+    assert_eq!(decide(&process, &mut DecisionState::default(), slightly_better, 20_000), Some(3));
+    assert_eq!(decide(&process, &mut state, slightly_better, 20_000), None);
+    assert_eq!(decide(&process, &mut state, slightly_better, 620_000), Some(3), "the move is forgotten");
+}
+
+#[test]
 fn refusal_updates_the_view_and_failure_delays_the_retry() {
     let policy = Policy::default();
     let processes = [busy(7, 1, 9.0)];
