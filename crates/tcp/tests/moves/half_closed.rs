@@ -95,7 +95,12 @@ impl Ends {
         wait_until("both sockets are closed", || {
             state(&self.client) == CLOSE && state(&self.server) == CLOSE
         });
-        self.net.assert_no_reset();
+        // If the client's packets were held for longer than the retransmission timeout, the server has
+        // sent its FIN again. In LAST_ACK the first acknowledgement ends its socket, and its kernel
+        // answers the second with RST, also without a move. A reset before would fail a receive.
+        if expected != LAST_ACK {
+            self.net.assert_no_reset();
+        }
     }
 }
 
