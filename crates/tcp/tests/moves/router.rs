@@ -66,6 +66,15 @@ impl Net {
         (client, server.into())
     }
 
+    /// Has no host send a segment again within 20 s, on connections of IPv4 that begin from now on.
+    pub(crate) fn prevent_repetitions(&self) {
+        for host in self.servers.iter().chain([&self.client]) {
+            host.set("tcp_early_retrans", "0");
+            let change = ["route", "change", "10.0.0.0/24", "dev", "t0", "rto_min", "20s"];
+            assert!(host.run(|| Command::new("ip").args(change).status().unwrap().success()));
+        }
+    }
+
     /// A connection of IPv4.
     pub(crate) fn pair(&self) -> (TcpStream, OwnedFd) {
         self.connect("10.0.0.2:0", "10.0.0.2")
