@@ -8,8 +8,8 @@
 //! the descriptor is closed, and with the epoch.
 
 use super::epoll_sets::sets_with;
+use super::watches::copy;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -157,8 +157,7 @@ fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     if !target.to_str()?.starts_with("socket:") {
         return None;
     }
-    let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    let socket = pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()?;
+    let socket = copy(pid, fd)?;
     let is_tcp = matches!(sockopt::socket_domain(&socket).ok()?, AddressFamily::INET | AddressFamily::INET6)
         && sockopt::socket_type(&socket).ok()? == SocketType::STREAM
         && sockopt::socket_protocol(&socket).ok()? == Some(ipproto::TCP);

@@ -166,7 +166,7 @@ impl Watches {
 }
 
 /// A copy of a process's descriptor.
-fn copy(pid: i32, fd: i32) -> Option<OwnedFd> {
+pub(super) fn copy(pid: i32, fd: i32) -> Option<OwnedFd> {
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()
 }
@@ -216,7 +216,10 @@ impl Shim {
     /// full: the events then stay in the set. Called before each message by which the program could
     /// learn of their cause.
     pub(crate) fn report_events(&mut self, pid: HomePid) {
-        let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_away()) else { return };
+        // Most processes have no watches, and this precedes each result and each signal.
+        let may_have_events =
+            |process: &&mut Process| process.delegations.watches.set.is_some() && process.is_away();
+        let Some(process) = self.processes.get_mut(&pid).filter(may_have_events) else { return };
         if !self.peers.get(process.peer).is_some_and(Peer::is_ready) {
             return;
         }

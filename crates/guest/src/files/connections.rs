@@ -187,7 +187,7 @@ impl MoveRequest {
 
 impl Connections {
     /// Handles home's notices about connections. Offers are accepted only if `accepts`: the process
-    /// has one thread, which shares no descriptors, and it stays here.
+    /// shares its descriptors with no other, and stays here.
     pub(crate) fn receive_notices(&mut self, notices: &[(i32, FileNotice)], accepts: bool) {
         for (fd, notice) in notices {
             if let FileNotice::EpollSet(members) = notice
@@ -205,9 +205,9 @@ impl Connections {
         }
     }
 
-    /// Whether home has offered none, and nothing is watched.
-    fn is_unused(&self) -> bool {
-        self.by_fd.is_empty() && self.watched.is_empty() && self.sets.is_empty()
+    /// Whether home has offered any, or has described an epoll set, or a descriptor is watched.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.by_fd.is_empty() || !self.watched.is_empty() || !self.sets.is_empty()
     }
 
     /// Whether this descriptor's connection is here.
@@ -218,25 +218,20 @@ impl Connections {
     /// Forgets what is known of descriptors that this call may close, replace or pass on to a child.
     /// Returns those that the guest has open.
     fn forget_changed(&mut self, nr: u32, args: &[u64; 6]) -> Vec<i32> {
-        if plan::creates_thread(nr, args) {
-            return Vec::new();
+        if plan::changes_all_descriptors(nr, args) {
+            let open = self.watched.forget_all();
+            // They are about to be closed.
+            open.iter().for_each(|fd| self.sets.replace(*fd));
+            return open;
         }
-        let mut open = self.watched.forget_changed(nr, args);
-        let closed = match i64::from(nr) {
-            libc::SYS_close => args[0] as i32,
-            libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
-            _ => -1,
-        };
-        let is_lost = |known: &Connection| known.socket.as_ref().is_some_and(|local| local.is_lost);
-        if self.by_fd.get(&closed).is_some_and(is_lost) {
+        let Some(closed) = plan::closed_descriptor(nr, args) else { return Vec::new() };
+        let mut open = self.sets.close(closed);
+        let is_lost = self.is_here(closed) && self.by_fd.get(&closed).is_some_and(|known| !known.is_usable());
+        if is_lost {
             self.by_fd.remove(&closed);
-            open.push(closed);
         }
-        match i64::from(nr) {
-            libc::SYS_close => open.extend(self.sets.close(args[0] as i32)),
-            libc::SYS_dup2 | libc::SYS_dup3 => open.extend(self.sets.close(args[1] as i32)),
-            // The descriptors that the guest has open are about to be closed.
-            _ => open.iter().for_each(|fd| self.sets.replace(*fd)),
+        if self.watched.replace(closed) || is_lost {
+            open.push(closed);
         }
         open
     }
@@ -365,11 +360,6 @@ impl Connections {
     /// Whether calls may be let through. While one is in progress, the process cannot depart.
     pub(crate) fn may_let_through(&self) -> bool {
         self.local_fds().next().is_some() || self.sets.has_any_in_guest()
-    }
-
-    /// Whether another connection, or another call to wait, is of interest to this module.
-    pub(crate) fn is_used(&self) -> bool {
-        !self.is_unused()
     }
 
     /// Has home make the calls on a connection from now on.

@@ -50,7 +50,7 @@ impl Thread {
         let continued = self.native_wait.take().filter(|wait| wait.continue_in(trap));
         let is_continued = continued.is_some();
         self.native_wait = continued;
-        if process.connections.is_unused() {
+        if !process.connections.is_used() {
             return Ok(false);
         }
         for fd in process.connections.forget_changed(trap.nr, &trap.args) {

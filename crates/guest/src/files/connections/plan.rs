@@ -69,22 +69,26 @@ impl Connections {
             }
             Conflict::None => args[0] as i32 == fd && !is_about_descriptor(nr, args),
         };
-        let changes_set = i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(fd);
-        if changes_set && self.others.native.iter().any(|call| waits_for_set(call.0) && call.1[0] == args[0])
+        if i64::from(nr) == libc::SYS_epoll_ctl
+            && let Some(plan) = self.plan_epoll_ctl(args[0] as i32, args[2] as i32)
         {
+            return plan;
+        }
+        self.local_fds().find(|fd| returns(*fd)).map_or(Plan::Other, Plan::Return)
+    }
+
+    /// Decides about a change of this member of a set; none if home may make it now.
+    fn plan_epoll_ctl(&self, set: i32, member: i32) -> Option<Plan> {
+        let is_known = self.sets.has(set);
+        let waits = |call: &RunningCall| waits_for_set(call.0) && call.1[0] as i32 == set;
+        if is_known && self.others.native.iter().any(waits) {
             // The change must take effect before the call returns.
-            return Plan::AwaitNativeCalls;
+            return Some(Plan::AwaitNativeCalls);
         }
-        // Home's set shows nothing of a connection that is here, so nothing may depend on home's set.
-        let member = args[2] as i32;
-        let nests = i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(member);
-        if nests && let Some(fd) = self.local_member(member) {
-            return Plan::Return(fd);
-        }
-        let changes_unknown_set = i64::from(nr) == libc::SYS_epoll_ctl && !self.sets.has(args[0] as i32);
-        let is_member = |fd: i32| changes_unknown_set && args[2] as i32 == fd;
-        let returning = self.local_fds().find(|fd| returns(*fd) || is_member(*fd));
-        returning.map_or(Plan::Other, Plan::Return)
+        // Home's set shows nothing of a connection that is here: of the member itself in a set that is
+        // not known here, or of one in a set that is the member.
+        let is_affected = |fd: &i32| !is_known && *fd == member || self.sets.has_member(member, *fd);
+        self.local_fds().find(is_affected).map(Plan::Return)
     }
 
     /// A connection of this node that is a member of this epoll set.
@@ -134,13 +138,10 @@ impl Connections {
         may_let_through: bool,
         is_open_here: impl Fn(i32) -> bool,
     ) -> Plan {
-        if self.is_busy() {
-            return Plan::Wait;
-        }
         let changes_it = |call: &RunningCall| {
             i64::from(call.0) == libc::SYS_epoll_ctl && call.1[0] as i32 == trap.args[0] as i32
         };
-        if self.awaits_native_calls || self.others.at_home.iter().any(changes_it) {
+        if self.is_busy() || self.awaits_native_calls || self.others.at_home.iter().any(changes_it) {
             return Plan::Wait;
         }
         if self.watched.take_refused() {
@@ -164,40 +165,43 @@ impl Connections {
             return Vec::new();
         }
         self.forget_shared(nr, args);
-        if i64::from(nr) == libc::SYS_epoll_ctl && !self.sets.has(args[0] as i32) {
-            // A connection in a set that is not known here must not be taken.
-            self.by_fd.remove(&(args[2] as i32));
-        }
         if copies_descriptor(nr, args) {
             // A set keeps a member that is closed while a copy is open.
             self.sets.refuse_with_member(args[0] as i32);
         }
-        let nested = args[2] as i32;
-        if i64::from(nr) == libc::SYS_epoll_ctl && self.sets.has(nested) {
-            self.sets.members(nested).iter().for_each(|fd| drop(self.by_fd.remove(fd)));
-            return self.sets.forget(nested);
-        }
         match Conflict::of(nr, args) {
-            Conflict::All => self.sets.forget_all(),
-            Conflict::File(set) if !uses_epoll_set(nr) && self.sets.has(set) => {
-                self.sets.members(set).iter().for_each(|fd| drop(self.by_fd.remove(fd)));
-                self.sets.forget(set)
+            _ if i64::from(nr) == libc::SYS_epoll_ctl => {
+                let (set, member) = (args[0] as i32, args[2] as i32);
+                if !self.sets.has(set) {
+                    // A connection in a set that is not known here must not be taken.
+                    self.by_fd.remove(&member);
+                }
+                self.forget_set(member)
             }
+            Conflict::All => self.sets.forget_all(),
+            Conflict::File(set) if !uses_epoll_set(nr) => self.forget_set(set),
             _ => Vec::new(),
         }
+    }
+
+    /// Forgets a set, and the offers of its members: a connection in a set that is not known here must
+    /// not be taken. Returns its descriptor if the guest has it open.
+    fn forget_set(&mut self, set: i32) -> Vec<i32> {
+        self.sets.members(set).iter().for_each(|fd| drop(self.by_fd.remove(fd)));
+        self.sets.forget(set)
     }
 
     /// Forgets the offers of descriptors that this call may share, close or replace. None of their
     /// connections is here any more.
     fn forget_shared(&mut self, nr: u32, args: &[u64; 6]) {
-        let replaced = matches!(i64::from(nr), libc::SYS_dup2 | libc::SYS_dup3).then_some(args[1] as i32);
+        let closed = closed_descriptor(nr, args);
         let conflict = Conflict::of(nr, args);
         let is_shared = |fd: i32| match conflict {
             Conflict::All => true,
             Conflict::File(conflicting) => conflicting == fd && !keeps_offer(nr, args),
             Conflict::None => false,
         };
-        self.by_fd.retain(|fd, offered| offered.socket.is_some() || !is_shared(*fd) && replaced != Some(*fd));
+        self.by_fd.retain(|fd, offered| offered.socket.is_some() || !is_shared(*fd) && closed != Some(*fd));
     }
 }
 
@@ -214,8 +218,23 @@ impl OtherCalls {
 }
 
 /// Whether a call creates a thread, which uses the descriptors of its process.
-pub(super) fn creates_thread(nr: u32, args: &[u64; 6]) -> bool {
+fn creates_thread(nr: u32, args: &[u64; 6]) -> bool {
     route(nr, args) == Route::Both(SplitCall::Thread)
+}
+
+/// The descriptor that a call closes, perhaps to open another file under its number.
+pub(super) fn closed_descriptor(nr: u32, args: &[u64; 6]) -> Option<i32> {
+    match i64::from(nr) {
+        libc::SYS_close => Some(args[0] as i32),
+        libc::SYS_dup2 | libc::SYS_dup3 => Some(args[1] as i32),
+        _ => None,
+    }
+}
+
+/// Whether a call may close all descriptors, or pass them on to a child.
+pub(super) fn changes_all_descriptors(nr: u32, args: &[u64; 6]) -> bool {
+    matches!(route(nr, args), Route::Both(SplitCall::Fork | SplitCall::Exec))
+        || [libc::SYS_close_range, libc::SYS_unshare].contains(&i64::from(nr))
 }
 
 /// Whether this node's kernel makes the call on a connection as home's would.

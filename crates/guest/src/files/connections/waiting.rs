@@ -240,27 +240,10 @@ impl WatchedDescriptors {
         self.by_fd.remove(&fd).is_some_and(|watched| watched.in_guest)
     }
 
-    /// Forgets the descriptors that this call may close, replace or pass on to a child. Returns those
-    /// that the guest has open.
-    pub(super) fn forget_changed(&mut self, nr: u32, args: &[u64; 6]) -> Vec<i32> {
-        let changed = match i64::from(nr) {
-            libc::SYS_close => args[0] as i32,
-            libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
-            libc::SYS_fork
-            | libc::SYS_vfork
-            | libc::SYS_clone
-            | libc::SYS_clone3
-            | libc::SYS_execve
-            | libc::SYS_execveat
-            | libc::SYS_close_range
-            | libc::SYS_unshare => {
-                let all = std::mem::take(&mut self.by_fd);
-                return all.into_iter().filter(|(_, watched)| watched.in_guest).map(|(fd, _)| fd).collect();
-            }
-            _ => return Vec::new(),
-        };
-        let forgotten = self.by_fd.remove(&changed).filter(|watched| watched.in_guest);
-        forgotten.map(|_| changed).into_iter().collect()
+    /// Forgets all. Returns those that the guest has open.
+    pub(super) fn forget_all(&mut self) -> Vec<i32> {
+        let all = std::mem::take(&mut self.by_fd).into_iter();
+        all.filter(|(_, watched)| watched.in_guest).map(|(fd, _)| fd).collect()
     }
 }
 
