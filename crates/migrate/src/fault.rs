@@ -3,6 +3,7 @@
 //! `TERN_FAULT=SIDE:PHASE:ACTION` in a shim's environment. SIDE is `home` or `guest`, PHASE one of
 //! [`Phase`]'s names. The ACTION `die` aborts the shim there. `wait` creates the file named by
 //! `TERN_FAULT_FILE` and waits until it is removed, so that the test can cut a link or kill a node.
+//! With `home:prepare:repeat`, a home shim repeats each request to come home until it is fulfilled.
 //!
 //! `TERN_FREEZE_FILE` names a file that a home shim reads when it starts. If the file has `N asked`
 //! or `N made`, the shim fetches a process home at its N-th call away: with `asked` after the
@@ -37,6 +38,12 @@ impl FreezeRequest {
     pub fn mark_reached(&self) {
         let _test_sees_it_fail = std::fs::write(&self.file, "");
     }
+}
+
+/// Whether a test requested this fault.
+#[must_use]
+pub fn is_requested(side: &str, phase: Phase, action: &str) -> bool {
+    std::env::var("TERN_FAULT").is_ok_and(|request| request == format!("{side}:{phase}:{action}"))
 }
 
 /// Executes the fault that a test requested for this point, if any.

@@ -4,7 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{pids, wait_until};
+use tern_tests::cluster::fault_injection::{
+    TestProcess, await_up, kill_daemon, pids, start_daemon, wait_until,
+};
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
@@ -90,4 +92,19 @@ fn content_of_unmapped_files_is_freed() -> Result<()> {
     let end = running.finish(Duration::from_secs(60))?;
     ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
     Ok(())
+}
+
+/// Home repeats its request to a group to come home if one of the group was busy. A guest that has
+/// sent everything by then must not take the repetition for a new request.
+#[test]
+fn repeated_requests_bring_a_group_home() -> Result<()> {
+    let cluster = Cluster::without_quotas("repeated", 2)?;
+    kill_daemon(&cluster, 1)?;
+    start_daemon(&cluster, 1, &["TERN_FAULT=home:prepare:repeat".to_owned()])?;
+    await_up(&cluster, 1)?;
+    let mut process = TestProcess::start(&cluster, "shared")?;
+    for to in ["2", "home", "2", "home", "2", "home"] {
+        process.migrate(to)?;
+    }
+    process.finish_correctly(Duration::from_secs(60))
 }

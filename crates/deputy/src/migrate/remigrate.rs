@@ -9,6 +9,7 @@ use std::time::Duration;
 use tern_ids::HomePid;
 use tern_migrate::departure_failure::DepartureFailure;
 use tern_migrate::message::{Departure, Message};
+use tern_migrate::{Phase, fault};
 
 impl Shim {
     pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: PeerId) {
@@ -85,8 +86,17 @@ impl Shim {
         // process of the group can complete its journey.
         let others = together.iter().filter(|other| **other != pid);
         for to in others.chain([&pid]) {
+            // This is also the repetition for one that was busy.
+            if let Some(process) = self.processes.get_mut(to) {
+                process.waits.end_retry();
+            }
             let together = together.clone();
             self.send(*to, &Message::Depart(Departure::Home { migration, group: together }));
+        }
+        if fault::is_requested("home", Phase::Prepare, "repeat")
+            && let Some(process) = self.processes.get_mut(&pid)
+        {
+            process.waits.retry_after(Duration::from_millis(1));
         }
     }
 

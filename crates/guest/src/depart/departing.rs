@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use tern_ids::HomePid;
+use tern_ids::{HomePid, MigrationId};
 use tern_image::object::ObjectId;
 use tern_migrate::source::ProcessSender;
 use tern_wire::Link;
@@ -16,12 +16,23 @@ pub(crate) struct Departing {
     pub(crate) is_ready: bool,
     /// The shared memory whose content is sent with it.
     pub(crate) carried_objects: HashSet<ObjectId>,
+    /// The migration on which it goes home; none if it goes to another node.
+    pub(crate) homeward: Option<MigrationId>,
     /// The link to the next node; none if it goes home, over home's link.
     pub(crate) link: Option<Link>,
     /// The state of the transfer.
     pub(crate) sending: ProcessSender,
     /// The last change of the transfer's counters, and their values then.
     pub(crate) last_progress: (Instant, (u64, usize, bool)),
+}
+
+/// A guest that has sent its image.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    /// The shared memory whose content was sent with it.
+    pub(crate) carried_objects: HashSet<ObjectId>,
+    /// The migration on which it goes home; none if it goes to another node.
+    pub(crate) homeward: Option<MigrationId>,
 }
 
 impl Departing {

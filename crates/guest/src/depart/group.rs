@@ -46,8 +46,8 @@ impl GroupProgress {
                     group.carried_by_others.extend(&other.carried_objects);
                     (other.is_ready, other.sending.frozen.is_some() && guest.are_all_stopped())
                 }
-                State::Frozen(carried_objects) => {
-                    group.carried_by_others.extend(carried_objects);
+                State::Frozen(other) => {
+                    group.carried_by_others.extend(&other.carried_objects);
                     (true, guest.are_all_stopped())
                 }
                 _ => (false, false),

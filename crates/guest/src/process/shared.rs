@@ -1,7 +1,7 @@
 //! The state that the threads of a guest share.
 
 use crate::arrive::build::Arriving;
-use crate::depart::departing::Departing;
+use crate::depart::departing::{Departing, Frozen};
 use crate::fastpath::Fastpath;
 use crate::files::cache::FileCache;
 use crate::files::connections::Connections;
@@ -11,11 +11,10 @@ use crate::process::space::MappedFiles;
 use crate::process::stop_reasons::StopReasons;
 use crate::process::usage::Usage;
 use crate::vdso::foreign::ForeignVdso;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
-use tern_image::object::ObjectId;
 use tern_image::process::Action;
 use tern_image::{ProcessImage, Reserve};
 use tern_tracee::listener::Listener;
@@ -83,9 +82,8 @@ pub(crate) enum State {
     Running,
     /// It runs while its memory is sent, and is stopped towards the end.
     Departing(Box<Departing>),
-    /// It is stopped, and its image has been sent with the content of this shared memory. Home
-    /// decides what follows.
-    Frozen(HashSet<ObjectId>),
+    /// It is stopped, and its image has been sent. Home decides what follows.
+    Frozen(Frozen),
 }
 
 impl Process {

@@ -1,7 +1,7 @@
 //! Messages about departing guests: those that go home or onward, and those that stay after all.
 
 use super::Shim;
-use crate::depart::departing::Departing;
+use crate::depart::departing::{Departing, Frozen};
 use crate::depart::group::GroupProgress;
 use crate::depart::send::GuestSource;
 use crate::error::GuestResult;
@@ -17,13 +17,19 @@ use tern_wire::Link;
 
 impl Shim {
     pub(super) fn handle_depart(&mut self, pid: HomePid, departure: &Departure) -> GuestResult {
-        if let Departure::Home { group: together, .. } = departure
-            && let Some(State::Departing(departing)) =
-                self.members.get_mut(pid).map(|guest| &mut guest.process.state)
-        {
-            // A member of the group has forked meanwhile.
-            departing.group.clone_from(together);
-            return Ok(());
+        // Home repeats its request to the whole group if one member was busy. Two repetitions may
+        // overlap, if two members were. So the request may reach a guest that is departing already,
+        // or has sent everything.
+        if let Departure::Home { migration, group: together } = departure {
+            match self.members.get_mut(pid).map(|guest| &mut guest.process.state) {
+                Some(State::Departing(departing)) => {
+                    // A member of the group has forked meanwhile.
+                    departing.group.clone_from(together);
+                    return Ok(());
+                }
+                Some(State::Frozen(frozen)) if frozen.homeward == Some(*migration) => return Ok(()),
+                _ => {}
+            }
         }
         match departure {
             Departure::Home { .. } => self.start_departure(pid, departure.clone(), None),
@@ -140,12 +146,13 @@ impl Shim {
             return Ok(());
         };
         let last_progress = (Instant::now(), (0, 0, false));
-        let group = match departure {
-            Departure::Home { group: together, .. } => together,
-            Departure::Onward { .. } => Vec::new(),
+        let (homeward, group) = match departure {
+            Departure::Home { migration, group } => (Some(migration), group),
+            Departure::Onward { .. } => (None, Vec::new()),
         };
-        let carried_objects = HashSet::new();
-        let departing = Departing { group, is_ready: false, carried_objects, link, sending, last_progress };
+        let (is_ready, carried_objects) = (false, HashSet::new());
+        let departing =
+            Departing { group, is_ready, carried_objects, homeward, link, sending, last_progress };
         guest.process.state = State::Departing(Box::new(departing));
         Ok(())
     }
@@ -181,7 +188,8 @@ impl Shim {
             (guest_source.is_ready, guest_source.carried_objects);
         match done {
             Ok(true) => {
-                guest.process.state = State::Frozen(departing.carried_objects);
+                let (carried_objects, homeward) = (departing.carried_objects, departing.homeward);
+                guest.process.state = State::Frozen(Frozen { carried_objects, homeward });
                 if let Some(link) = departing.link.take() {
                     self.departures.keep_link(pid, link);
                 }
