@@ -25,10 +25,10 @@ use tern_image::content::{KeptContent, OpenedFile};
 use tern_image::object::{ObjectId, seal_unmapped};
 use tern_readiness::ReadinessFile;
 use tern_tracee::{procfs, threads};
-use tern_wire::{Ephemeral, Link, Preamble};
+use tern_wire::{Ephemeral, Link};
 
-/// How long a TLS handshake may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the handshake of an incoming connection may take, on a busy machine too.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit for concurrent workers of a kind. It bounds the threads that incoming connections start.
 const MAX_WORKERS: usize = 16;
 
@@ -163,10 +163,9 @@ impl Workers {
     ) {
         let key = Arc::clone(&self.key);
         let connect = move || {
-            let link = tern_wire::pinned_client(&key, peer).map_err(|e| e.to_string()).and_then(|tls| {
-                Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
-                    .map_err(|e| e.to_string())
-            });
+            let link = tern_wire::pinned_client(&key, peer)
+                .map_err(|e| e.to_string())
+                .and_then(|tls| Link::connect_to_shim(&address, shim, &tls).map_err(|e| e.to_string()));
             Some(WorkerEvent::Connected(pid, epoch, link.map(Box::new)))
         };
         if !self.spawn(None, connect) {

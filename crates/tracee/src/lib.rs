@@ -31,7 +31,7 @@ pub use ptrace::inject::Site;
 pub use ptrace::registers::{Registers, Xstate};
 pub use ptrace::stop::{Stop, Stopped, WaitEvent, seize};
 pub use ptrace::{batch, call_timeout, inject, reap, registers, stop, vdso};
-pub use resource::{cpu, limit, time_slice, timers};
+pub use resource::{allowance, cpu, limit, time_slice, timers};
 
 /// The page size of x86-64.
 pub const PAGE: u64 = 4096;

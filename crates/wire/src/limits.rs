@@ -38,6 +38,10 @@ pub const MAX_READ_SIZE: usize = 256 << 10;
 /// Default timeout for preamble and handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How much longer a handshake with a shim may take while its machine acknowledges what it is sent:
+/// then the link and the machine work, and the shim waits for a CPU.
+pub const SLOW_SHIM_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// Maximum length of a cluster's name.
 pub const MAX_CLUSTER_NAME: usize = 40;
 

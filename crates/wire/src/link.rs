@@ -12,8 +12,11 @@
 use crate::byte_queue::ByteQueue;
 use crate::frame::{Frame, FrameError};
 use crate::identity::node_in_certificate;
-use crate::limits::{FIRST_READ_SIZE, MAX_PAYLOAD, MAX_READ_AHEAD, MAX_READ_SIZE, MAX_UNSENT};
-use crate::liveness::AckWatch;
+use crate::limits::{
+    FIRST_READ_SIZE, HANDSHAKE_TIMEOUT, MAX_PAYLOAD, MAX_READ_AHEAD, MAX_READ_SIZE, MAX_UNSENT,
+    SLOW_SHIM_TIMEOUT,
+};
+use crate::liveness::{AckWatch, is_all_acknowledged};
 use crate::pin::fingerprint_of;
 use crate::preamble::Preamble;
 use crate::session::{Action, FrameQueue, OutgoingFrame, Session, StepResult};
@@ -25,7 +28,10 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
-use tern_ids::{Fingerprint, NodeId};
+use tern_ids::{Fingerprint, NodeId, ShimId};
+
+/// How often to check, during the handshake with a slow shim, whether its machine acknowledges.
+const ACK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a link failed. After `Timeout`, `Full`, and `Frame(TooLong)` for a frame to be sent, the
 /// link is still usable. After all others it can only return frames received before.
@@ -106,6 +112,27 @@ impl Link {
         tls: &ClientTls,
         deadline: Instant,
     ) -> Result<Self, LinkError> {
+        Self::connect_patiently(address, preamble, tls, (deadline, deadline))
+    }
+
+    /// Connects to a shim, which may be slow on a busy machine.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect); `Timeout` if the machine does not answer within
+    /// [`HANDSHAKE_TIMEOUT`], or the shim within [`SLOW_SHIM_TIMEOUT`] after that.
+    pub fn connect_to_shim(address: &str, shim: ShimId, tls: &ClientTls) -> Result<Self, LinkError> {
+        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+        Self::connect_patiently(address, Preamble::Shim(shim), tls, (deadline, deadline + SLOW_SHIM_TIMEOUT))
+    }
+
+    /// Connects. Fails at the first deadline if the peer's machine does not acknowledge what was
+    /// sent, otherwise at the second.
+    fn connect_patiently(
+        address: &str,
+        preamble: Preamble,
+        tls: &ClientTls,
+        (deadline, last_deadline): (Instant, Instant),
+    ) -> Result<Self, LinkError> {
         let failed = |source| LinkError::Connect { address: address.into(), source };
         let socket = connect(address, deadline).map_err(failed)?;
         let session = UnbufferedClientConnection::new(tls.config.clone(), tls.name.clone())?;
@@ -113,7 +140,7 @@ impl Link {
         let bytes = preamble.to_bytes();
         link.outgoing.free_space(bytes.len())[..bytes.len()].copy_from_slice(&bytes);
         link.outgoing.commit(bytes.len());
-        link.handshake(deadline)?;
+        link.handshake(deadline, last_deadline)?;
         Ok(link)
     }
 
@@ -124,7 +151,7 @@ impl Link {
     pub fn accept(socket: TcpStream, tls: &ServerTls, deadline: Instant) -> Result<Self, LinkError> {
         let session = UnbufferedServerConnection::new(tls.config.clone())?;
         let mut link = Self::new(socket, Session::Server(session), tls.trust.clone())?;
-        link.handshake(deadline)?;
+        link.handshake(deadline, deadline)?;
         Ok(link)
     }
 
@@ -146,13 +173,13 @@ impl Link {
         })
     }
 
-    fn handshake(&mut self, deadline: Instant) -> Result<(), LinkError> {
+    fn handshake(&mut self, deadline: Instant, last_deadline: Instant) -> Result<(), LinkError> {
         while self.session.is_handshaking() || self.wants_write() {
             match self.step(&Action::Receive)? {
                 StepResult::NeedsInput => {
                     let flushed = self.flush()?;
                     if self.session.is_handshaking() {
-                        self.wait(deadline, !flushed)?;
+                        self.wait_patiently((deadline, last_deadline), !flushed)?;
                         self.read()?;
                     } else if !flushed {
                         self.wait_for(PollFlags::OUT, deadline)?;
@@ -428,6 +455,23 @@ impl Link {
     fn wait(&self, deadline: Instant, also_write: bool) -> Result<(), LinkError> {
         let write = if also_write { PollFlags::OUT } else { PollFlags::empty() };
         self.wait_for(PollFlags::IN | write, deadline).map(|_events| ())
+    }
+
+    /// Waits until the first deadline, and until the second while the peer's machine acknowledges.
+    fn wait_patiently(
+        &self,
+        (deadline, last_deadline): (Instant, Instant),
+        also_write: bool,
+    ) -> Result<(), LinkError> {
+        let mut until = deadline;
+        loop {
+            match self.wait(until, also_write) {
+                Err(LinkError::Timeout) if until < last_deadline && is_all_acknowledged(&self.socket) => {
+                    until = last_deadline.min(Instant::now() + ACK_CHECK_INTERVAL);
+                }
+                waited => return waited,
+            }
+        }
     }
 
     fn wait_for(&self, interest: PollFlags, deadline: Instant) -> Result<PollFlags, LinkError> {

@@ -43,6 +43,11 @@ impl AckWatch {
     }
 }
 
+/// Whether the peer's machine has acknowledged everything that was sent to it.
+pub(crate) fn is_all_acknowledged(socket: &impl AsFd) -> bool {
+    TcpState::of(socket).is_some_and(|state| !state.in_flight && !state.unanswered_probes)
+}
+
 /// The fields of `struct tcp_info` that are used.
 struct TcpState {
     since_ack: Duration,

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_ids::{NodeId, ShimId};
-use tern_wire::limits::{HEADER_LEN, MAX_PAYLOAD, MAX_UNSENT, PREAMBLE_LEN};
+use tern_wire::limits::{HANDSHAKE_TIMEOUT, HEADER_LEN, MAX_PAYLOAD, MAX_UNSENT, PREAMBLE_LEN};
 use tern_wire::*;
 
 fn deadline() -> Instant {
@@ -163,6 +163,27 @@ fn silent_peer_times_out() {
     let deadline = Instant::now() + Duration::from_millis(50);
     let outcome = Link::accept(listener.accept().unwrap().0, &tls, deadline);
     assert!(matches!(outcome, Err(LinkError::Timeout)), "{outcome:?}");
+}
+
+/// The machine of this shim acknowledges, but the shim has no CPU for longer than a handshake takes
+/// elsewhere.
+#[test]
+fn slow_shim_is_waited_for() {
+    let (a, b) = (Ephemeral::generate().unwrap(), Ephemeral::generate().unwrap());
+    let client = pinned_client(&a, b.fingerprint()).unwrap();
+    let server = pinned_server(&b, &[a.fingerprint()]).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| {
+            let (mut socket, _) = listener.accept().unwrap();
+            thread::sleep(HANDSHAKE_TIMEOUT + Duration::from_millis(500));
+            socket.read_exact(&mut [0; PREAMBLE_LEN]).unwrap();
+            Link::accept(socket, &server, deadline())
+        });
+        Link::connect_to_shim(&address, ShimId([7; 16]), &client).unwrap();
+        accepted.join().unwrap().unwrap();
+    });
 }
 
 #[test]

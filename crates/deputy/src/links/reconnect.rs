@@ -11,13 +11,10 @@ use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
 use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::Message;
-use tern_wire::{Link, Preamble};
+use tern_wire::Link;
 
 /// Interval between heartbeats on each link.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a guest shim may take for the handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Shim {
     pub(crate) fn peer_lost(&mut self, at: PeerId) {
@@ -98,8 +95,7 @@ impl Shim {
             }
             if !matches!(found, ReconnectResult::Gone)
                 && let Ok(tls) = tern_wire::pinned_client(&key, fingerprint)
-                && let Ok(link) =
-                    Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
+                && let Ok(link) = Link::connect_to_shim(&address, shim, &tls)
             {
                 found = ReconnectResult::Link(Box::new(link));
             }

@@ -20,10 +20,8 @@ use tern_migrate::message::{Message, send};
 use tern_tracee::cpu::cpu_total_ns;
 use tern_tracee::procfs;
 use tern_tracee::stop::{self};
-use tern_wire::{Ephemeral, Link, Preamble};
-
-/// How long a guest shim may take for the handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+use tern_wire::limits::SLOW_SHIM_TIMEOUT;
+use tern_wire::{Ephemeral, Link};
 
 /// How long to wait for another shim that holds a process which must move together with one of
 /// ours.
@@ -474,11 +472,10 @@ fn connect_to_guest_shim(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<
     let failed =
         |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
     let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
-    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
-        .map_err(|e| failed(&e))?;
+    let mut link = Link::connect_to_shim(&address, shim, &tls).map_err(|e| failed(&e))?;
     // The guest shim's first message: the shim has accepted the link and runs its main loop, so the
     // messages below are read at once.
-    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    let deadline = Instant::now() + SLOW_SHIM_TIMEOUT;
     link.recv(deadline).map_err(|e| failed(&e))?;
     let (started, mut samples) = (Instant::now(), Vec::new());
     while samples.len() < MIN_CLOCK_SAMPLES

@@ -9,15 +9,16 @@ use crate::error::{GuestError, GuestResult};
 use crate::sandbox::Sandbox;
 use crate::sandbox::clone::{CloneOutcome, Cloner, THREAD_FLAGS, await_clone_return};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tern_image::process::MAX_THREADS;
 use tern_image::{Reserve, ThreadImage, Unmovable};
+use tern_tracee::allowance::Allowance;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Listener;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Error, Memory, Result, procfs};
 
-/// How long a first thread may take to exit.
+/// The time that a first thread has to exit ([`Allowance`]).
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process in which threads are created.
@@ -137,10 +138,10 @@ impl CloneTarget<'_> {
     /// others have ended too.
     pub(crate) fn end_first(self, mut first: Injection) -> Result<()> {
         let pid = first.pid();
-        let deadline = Instant::now() + EXIT_TIMEOUT;
+        let mut allowance = Allowance::new(pid, EXIT_TIMEOUT);
         first.begin_call(libc::SYS_exit, [0; 6])?;
         while !procfs::has_exited(pid) {
-            if Instant::now() > deadline || first.try_end_call()?.is_some() {
+            if allowance.is_exceeded() || first.try_end_call()?.is_some() {
                 return Err(Error::Inconsistent { what: "its first thread does not exit".into(), pid });
             }
             match self.listener.receive_new()? {

@@ -438,7 +438,7 @@ fn fault_inside_the_vdso_copy_requests_home() {
 
 #[test]
 fn injected_call_that_never_returns_times_out() {
-    tern_tracee::call_timeout::kill_after(3, Duration::from_millis(100)).unwrap();
+    tern_tracee::call_timeout::kill_after(Duration::from_millis(300), Duration::from_millis(100)).unwrap();
     let mut test = TestGuest::begin(&[SPIN, SPIN]).unwrap();
     let stopped = test.thread(1).stopped.take().unwrap();
     let reserve = test.guest.process.reserve;

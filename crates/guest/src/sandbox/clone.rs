@@ -5,8 +5,9 @@
 //! the kernel's use. Other threads of the guest could change the code from which the call is made.
 //! The call that traps then differs from the expected one, and is refused.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tern_image::Reserve;
+use tern_tracee::allowance::Allowance;
 use tern_tracee::inject::MAX_STOPS;
 use tern_tracee::listener::Listener;
 use tern_tracee::registers::Registers;
@@ -21,7 +22,7 @@ pub(crate) const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM;
 
-/// How long a clone may take.
+/// The time that a thread has for a clone ([`Allowance`]).
 const CLONE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The process that is to make a clone.
@@ -67,7 +68,7 @@ impl Cloner<'_> {
 
     /// Lets the clone through the filter and waits for its event.
     fn let_through(&self, host: i32, args: &[u64; 6]) -> Result<CloneOutcome> {
-        let deadline = Instant::now() + CLONE_TIMEOUT;
+        let mut allowance = Allowance::new(host, CLONE_TIMEOUT);
         let mut has_begun = false;
         loop {
             if let Some(call) = self.listener.receive_new()? {
@@ -96,7 +97,7 @@ impl Cloner<'_> {
                 Some(_) => return Err(Error::Gone { pid: host }),
                 None => std::thread::yield_now(),
             }
-            if Instant::now() > deadline {
+            if allowance.is_exceeded() {
                 return Err(Error::Inconsistent { what: "its clone timed out".into(), pid: host });
             }
         }

@@ -12,11 +12,12 @@
 //! list are made in parts ([`run_calls`]). If a filter traps the calls, the tracer answers the
 //! traps meanwhile.
 
+use crate::allowance::Allowance;
 use crate::error::{Error, Result};
 use crate::inject::Injection;
 use crate::memory::Memory;
 use crate::stop::{self, Stop, Stopped, WaitEvent};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Memory for batches in a process.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +66,7 @@ const END_WORDS: usize = 2;
 /// Words of a list with its data.
 const SLOT_WORDS: usize = MAX_BATCH_CALLS * ENTRY_WORDS + END_WORDS + DATA_WORDS;
 const SLOT_BYTES: u64 = SLOT_WORDS as u64 * 8;
-/// Maximum time for all calls of a batch.
+/// The time that each thread has for all calls of a batch ([`Allowance`]).
 const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between checks of the flags.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -215,7 +216,8 @@ fn wait_for_all(
     start: u64,
     started: &[InjectBatch],
 ) -> Result<Vec<u64>> {
-    let deadline = Instant::now() + BATCH_TIMEOUT;
+    let mut allowances: Vec<Allowance> =
+        threads.iter().map(|thread| Allowance::new(thread.pid(), BATCH_TIMEOUT)).collect();
     let mut bytes = vec![0; threads.len() * SLOT_WORDS * 8];
     loop {
         std::thread::yield_now();
@@ -226,7 +228,8 @@ fn wait_for_all(
         if (0..threads.len()).all(|at| !is_pending(at)) {
             return Ok(lists);
         }
-        if Instant::now() > deadline {
+        let pending = |(at, allowance): (usize, &mut Allowance)| is_pending(at) && allowance.is_exceeded();
+        if allowances.iter_mut().enumerate().any(pending) {
             let what = "it did not make the injected calls in time".into();
             return Err(Error::Inconsistent { what, pid: memory.pid() });
         }
@@ -274,7 +277,7 @@ impl Injection {
         memory.write_forced(area.start, &list)?;
         self.start_batch(area.code, area.start)?;
         let flag = area.start + list.len() as u64 - 8;
-        let deadline = Instant::now() + BATCH_TIMEOUT;
+        let mut allowance = Allowance::new(self.pid(), BATCH_TIMEOUT);
         for turn in 0u32.. {
             let state = memory.word(flag);
             // If the thread is gone, its memory cannot be read, and this wait reports the exit.
@@ -284,7 +287,7 @@ impl Injection {
             if state? == 1 {
                 break;
             }
-            if Instant::now() > deadline {
+            if allowance.is_exceeded() {
                 let what = "it did not make the injected calls in time".into();
                 return Err(Error::Inconsistent { what, pid: self.pid() });
             }

@@ -5,6 +5,7 @@
 //! made. The guest is then killed: a weaker signal would not end the wait. Deputies need no limit,
 //! since all their threads are stopped.
 
+use crate::allowance::Allowance;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -15,23 +16,26 @@ static WAIT_COUNT: AtomicU64 = AtomicU64::new(0);
 /// The last wait whose process was killed.
 static KILLED_WAIT: AtomicU64 = AtomicU64::new(0);
 
-/// Starts a thread that kills a tracee whose injected call has not ended after this many pauses. It
-/// counts pauses instead of time, since time also passes while the whole machine is suspended.
+/// Starts a thread that kills a tracee whose injected call has not ended within this time
+/// ([`Allowance`]). It looks at this interval.
 ///
 /// # Errors
 /// If no thread can be started.
-pub fn kill_after(pauses: u32, pause: Duration) -> std::io::Result<()> {
+pub fn kill_after(limit: Duration, interval: Duration) -> std::io::Result<()> {
     let watch = move || {
-        let (mut last_wait, mut pauses_in_wait) = (0, 0);
+        let mut current: Option<(u64, Allowance)> = None;
         loop {
-            std::thread::sleep(pause);
+            std::thread::sleep(interval);
             let (wait, pid) = (WAIT_COUNT.load(Relaxed), WAITED_PID.load(Relaxed));
-            pauses_in_wait = if wait == last_wait && pid != 0 { pauses_in_wait + 1 } else { 0 };
-            last_wait = wait;
-            if pauses_in_wait >= pauses {
-                pauses_in_wait = 0;
-                KILLED_WAIT.store(wait, Relaxed);
-                crate::pidfd::kill(pid);
+            match &mut current {
+                _ if pid == 0 => current = None,
+                Some((same, allowance)) if *same == wait => {
+                    if allowance.is_exceeded() {
+                        KILLED_WAIT.store(wait, Relaxed);
+                        crate::pidfd::kill(pid);
+                    }
+                }
+                _ => current = Some((wait, Allowance::looked_at_each(interval, pid, limit))),
             }
         }
     };

@@ -61,7 +61,7 @@ pub fn run_queue_wait(thread: i32) -> Result<u64> {
 
 /// CPU time and run-queue wait time of a thread (the kernel's sched-stats.rst). Both are 0 if the
 /// kernel does not count them, or has no such file.
-fn schedstat(thread: i32) -> Result<(u64, u64)> {
+pub(crate) fn schedstat(thread: i32) -> Result<(u64, u64)> {
     let text = match procfs::read(thread, "schedstat") {
         Err(Error::Gone { .. }) if procfs::is_alive(thread) => return Ok((0, 0)),
         text => text?,
