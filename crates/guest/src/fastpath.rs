@@ -24,10 +24,12 @@
 //! process is created, and before the memory is sent elsewhere, the original code is restored
 //! ([`Fastpath::unpatch`]).
 //!
-//! **Local files** ([`crate::files::local`]) are not published: the code makes the system call
-//! itself, without a trap. Their descriptors are in the table while anything is published, and
-//! until the shim reclaims the files the program counts as being inside a call that was let
-//! through.
+//! **Local files** ([`crate::files::local`]) and **connections** ([`crate::files::connections`]) are
+//! not published: the code makes the system call itself, without a trap. Their descriptors are in the
+//! table while anything is published, and until the shim reclaims the files the program counts as
+//! being inside a call that was let through. While connections are in the table, no file is
+//! published: a call on a connection may tell others what was written, or the program that a file has
+//! changed.
 //!
 //! **The process's CPU time** is also read without a trap, by programs with patched sites: the time
 //! that this kernel has counted, plus home's last report ([`crate::time::cpu::HomeCpuTime`]), plus
@@ -38,6 +40,8 @@
 
 mod clock;
 mod code;
+mod descriptors;
+mod places;
 mod sites;
 mod slots;
 
@@ -45,7 +49,8 @@ use crate::files::cache::FileCache;
 use crate::files::cache::publish::Publishable;
 use crate::files::limits::{FASTPATH_BUFFER_LEN, FASTPATH_TABLE, MAX_OFFSET_BITS};
 use clock::CpuClock;
-use code::Stage;
+pub(crate) use descriptors::NativeDescriptors;
+use places::Stage;
 use sites::{CodeCave, CodePattern, PatchedSite};
 use slots::{PUBLICATION_TERM, Slot};
 use std::collections::HashMap;
@@ -78,26 +83,35 @@ pub(crate) struct Fastpath {
     slots: [Slot; 2],
     /// The slot that was assigned last.
     last: usize,
-    local: LocalFiles,
+    native: NativeCalls,
     clock: Option<CpuClock>,
 }
 
-/// The state of local files. The code makes the calls on them itself.
+/// The state of local files and connections. The code makes the calls on them itself.
 #[derive(Debug, Default)]
-struct LocalFiles {
-    /// A call on one was let through while sites were patched. Only then are they put into the
-    /// table.
-    has_any: bool,
-    /// They are in the table.
+struct NativeCalls {
+    /// A call on a local file was let through while sites were patched. Only then are local files
+    /// put into the table.
+    has_local_files: bool,
+    /// The descriptors in the table are valid.
     is_published: bool,
     /// The program may have made calls on them, or be in one.
     in_use: bool,
+    /// There are connections among them.
+    has_connections: bool,
+    /// The call that was let through when they were published is on a connection.
+    is_in_let_through: bool,
+    /// When the publication ends, because of local files.
     until: Option<Instant>,
+    /// The sets in the table.
+    written: NativeDescriptors,
+    /// The time stamp counter, and the time, at which they were published.
+    published_at: Option<(u64, Instant)>,
 }
 
 /// The address behind the only `syscall` of the code in this reserved range.
 pub(crate) fn native_return_addr(reserve: Reserve) -> u64 {
-    reserve.start + code::CODE + code::native_return_addr()
+    reserve.start + code::CODE + places::native_return_addr()
 }
 
 fn buffer(reserve: Reserve, slot: usize) -> u64 {
@@ -124,7 +138,7 @@ impl Fastpath {
         memory: &Memory,
         reserve: Reserve,
     ) -> Result<()> {
-        if !self.is_allowed || code::entry(nr, false).is_none() {
+        if !self.is_allowed || places::entry(nr, false).is_none() {
             return Ok(());
         }
         if self.counts.len() >= MAX_COUNTED_SITES && !self.counts.contains_key(&return_addr) {
@@ -145,7 +159,7 @@ impl Fastpath {
         let table = reserve.start + code::TABLE;
         let code = reserve.start + code::CODE;
         if self.sites.is_empty() {
-            self.is_allowed = memory.write_forced(code, code::bytes()).is_ok();
+            self.is_allowed = memory.write_forced(code, places::bytes()).is_ok();
             memory.write(table, &[0; code::RECORDS])?;
             self.slots = <[Slot; 2]>::default();
         }
@@ -167,8 +181,8 @@ impl Fastpath {
         &mut self,
         (fd, moved): (i32, Option<u64>),
         files: &mut FileCache,
-        memory: &Memory,
-        reserve: Reserve,
+        connections: NativeDescriptors,
+        (memory, reserve): (&Memory, Reserve),
     ) -> Result<()> {
         if !self.is_patched() {
             return Ok(());
@@ -181,33 +195,36 @@ impl Fastpath {
         if let (Some(moved), Some(slot)) = (moved, self.slots.iter_mut().find(|slot| slot.fd == fd)) {
             slot.is_bulk = moved > MAX_PUBLISHED_TRANSFER;
         }
-        self.republish(files, memory, reserve)
+        self.republish(files, connections, memory, reserve)
     }
 
     /// Whether it has files that may be published again.
     pub(crate) fn has_files(&self) -> bool {
-        self.local.has_any || self.slots.iter().any(|slot| slot.fd >= 0)
+        self.native.has_local_files || self.slots.iter().any(|slot| slot.fd >= 0)
     }
 
     /// Has local files put into the table from now on, if sites are patched. Returns whether sites
     /// are patched.
     pub(crate) fn publish_local(&mut self) -> bool {
-        self.local.has_any = self.is_patched();
-        self.local.has_any
+        self.native.has_local_files = self.is_patched();
+        self.native.has_local_files
     }
 
-    /// Publishes what can be published of the files with a slot.
+    /// Publishes what can be published of the files with a slot, or else these connections.
     pub(crate) fn republish(
         &mut self,
         files: &mut FileCache,
+        connections: NativeDescriptors,
         memory: &Memory,
         reserve: Reserve,
     ) -> Result<()> {
         let mut table = [0; code::RECORDS];
+        let has_connections = !connections.is_empty();
         let mut published_len = 0;
         for (at, slot) in self.slots.iter_mut().enumerate() {
             let buffer_addr = buffer(reserve, at);
-            match (slot.fd >= 0).then(|| files.publish(slot.fd, published_len)).flatten() {
+            match (slot.fd >= 0 && !has_connections).then(|| files.publish(slot.fd, published_len)).flatten()
+            {
                 Some(Publishable::Reads { offset, read_ahead }) => {
                     let read_ahead = read_ahead.filter(|_| !slot.is_bulk);
                     slot.publish_read(offset, read_ahead, memory, buffer_addr)?;
@@ -226,14 +243,28 @@ impl Fastpath {
                 bytes[8 + 8 * n..][..8].copy_from_slice(&word.to_le_bytes());
             }
         }
-        let bits = if self.local.has_any { files.local_fds(code::MAX_LOCAL_FD) } else { 0 };
-        table[2..code::CLOCK].copy_from_slice(&bits.to_le_bytes()[..code::CLOCK - 2]);
-        if bits != 0 {
-            files.enter_native_call();
-            // The server that opened them may be replaced by one without their state.
-            let latest = Instant::now() + PUBLICATION_TERM;
-            let until = Some(files.valid_until().map_or(latest, |valid| valid.min(latest)));
-            self.local = LocalFiles { has_any: true, is_published: true, in_use: true, until };
+        let mut native = connections;
+        let mut until = None;
+        if self.native.has_local_files {
+            // A call on a connection may tell the program that a shared file has changed.
+            let local: Vec<i32> = files.local_fds(!has_connections).collect();
+            if !local.is_empty() {
+                files.enter_native_call();
+                // The server that opened them may be replaced by one without their state.
+                let latest = Instant::now() + PUBLICATION_TERM;
+                until = Some(files.valid_until().map_or(latest, |valid| valid.min(latest)));
+            }
+            local.into_iter().for_each(|fd| native.add_file(fd));
+        }
+        if !native.is_empty() {
+            if native != self.native.written {
+                memory.write(reserve.start + code::TABLE + code::DESCRIPTOR_SETS as u64, native.bytes())?;
+                self.native.written = native;
+            }
+            table[code::NATIVE] = 1;
+            (self.native.is_published, self.native.in_use) = (true, true);
+            (self.native.has_connections, self.native.until) = (has_connections, until);
+            self.native.published_at = Some((places::time_stamp_counter(), Instant::now()));
         }
         if let Some(clock) = &mut self.clock {
             clock.is_published = Instant::now() < clock.until;
@@ -249,7 +280,8 @@ impl Fastpath {
         if !self.may_be_in_use() {
             return Ok(());
         }
-        self.local.in_use = false;
+        (self.native.in_use, self.native.has_connections) = (false, false);
+        self.native.is_in_let_through = false;
         let mut table = [0; code::RECORDS];
         memory.read(reserve.start + code::TABLE, &mut table)?;
         self.unpublish(memory, reserve)?;
@@ -274,11 +306,11 @@ impl Fastpath {
     /// Stops publishing; the thread may be running. Its effects so far must still be reclaimed.
     pub(crate) fn unpublish(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
         let clock = self.clock.as_mut().is_some_and(|clock| std::mem::take(&mut clock.is_published));
-        if self.slots.iter().all(|slot| slot.kind == 0) && !self.local.is_published && !clock {
+        if self.slots.iter().all(|slot| slot.kind == 0) && !self.native.is_published && !clock {
             return Ok(());
         }
         self.slots.iter_mut().for_each(|slot| slot.kind = 0);
-        self.local.is_published = false;
+        self.native.is_published = false;
         memory.write(reserve.start + code::TABLE, &[0; 8])
     }
 
@@ -289,7 +321,7 @@ impl Fastpath {
         }
         self.caves.clear();
         self.slots = <[Slot; 2]>::default();
-        self.local = LocalFiles::default();
+        self.native = NativeCalls::default();
         self.clock = None;
         // A site that was used often is patched again after half as many calls.
         self.counts.values_mut().for_each(|count| *count = (*count).min(PATCH_THRESHOLD / 2));
@@ -314,7 +346,7 @@ impl Fastpath {
             }
             return Ok(Some(Stage::Entry));
         }
-        let stage = registers.rip.checked_sub(reserve.start + code::CODE).and_then(code::stage);
+        let stage = registers.rip.checked_sub(reserve.start + code::CODE).and_then(places::stage);
         let Some(stage) = stage.filter(|_| self.is_patched()) else { return Ok(None) };
         let record = if stage == Stage::Entry { registers.rax } else { saved(code::CURRENT_RECORD)? };
         let inconsistent = || tern_tracee::Error::Inconsistent {
@@ -334,10 +366,18 @@ impl Fastpath {
                 }
             }
             Stage::Returned if !sites::is_clock(pattern.nr) => registers.rip = pattern.call + 2,
-            Stage::Checks | Stage::Copies | Stage::FallsBack | Stage::Returned => {
+            Stage::Checks
+            | Stage::Reads
+            | Stage::Times
+            | Stage::Copies
+            | Stage::FallsBack
+            | Stage::Returned => {
                 (registers.rip, registers.rax) = (pattern.call, pattern.nr.into());
                 // If the kernel has made the call (that of the clock), the program makes it again.
                 registers.orig_rax = u64::MAX;
+                if stage == Stage::Times {
+                    registers.rdx = registers.r11;
+                }
                 if stage == Stage::Copies {
                     (registers.rdi, registers.rsi) = (saved(code::SAVED_RDI)?, saved(code::SAVED_RSI)?);
                 }
@@ -350,7 +390,7 @@ impl Fastpath {
     /// When a file must be reclaimed or a publication must end, whichever comes first.
     pub(crate) fn due(&self) -> Option<Instant> {
         let due = |slot: &Slot| slot.in_use && (slot.writes || slot.kind != 0);
-        let local = self.local.until.filter(|_| self.local.is_published);
+        let local = self.native.until.filter(|_| self.native.is_published);
         let clock = self.clock.as_ref().filter(|clock| clock.is_published).map(|clock| clock.until);
         self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(local).chain(clock).min()
     }
@@ -359,7 +399,7 @@ impl Fastpath {
     pub(crate) fn due_actions(&self) -> (bool, bool) {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.in_use && slot.until <= now);
-        let local = self.local.is_published && self.local.until.is_some_and(|until| until <= now);
+        let local = self.native.is_published && self.native.until.is_some_and(|until| until <= now);
         let clock = self.clock.as_ref().is_some_and(|clock| clock.is_published && clock.until <= now);
         (due().any(|slot| slot.writes), local || clock || due().any(|slot| !slot.writes && slot.kind != 0))
     }
@@ -414,7 +454,37 @@ impl Fastpath {
 
     /// Whether something was published that has not been reclaimed since.
     pub(crate) fn may_be_in_use(&self) -> bool {
-        self.local.in_use || self.slots.iter().any(|slot| slot.in_use)
+        self.native.in_use || self.slots.iter().any(|slot| slot.in_use)
+    }
+
+    /// Whether the program may have made calls on connections, or be in one.
+    pub(crate) fn may_use_connections(&self) -> bool {
+        self.native.in_use && self.native.has_connections
+    }
+
+    /// Records that a call on a connection is about to be let through.
+    pub(crate) fn enter_connection_call(&mut self) {
+        self.native.is_in_let_through = true;
+    }
+
+    /// Whether the program has made a call on a connection, perhaps, since they were published.
+    pub(crate) fn has_used_connections(&self, memory: &Memory, reserve: Reserve) -> Result<bool> {
+        if !self.may_use_connections() {
+            return Ok(false);
+        }
+        let mut made = [0];
+        memory.read(reserve.start + code::TABLE + code::CALL_MADE as u64, &mut made)?;
+        Ok(self.native.is_in_let_through || made != [0])
+    }
+
+    /// When the thread, which is stopped in a wait that the code has made, began to wait.
+    pub(crate) fn wait_began(&self, memory: &Memory, reserve: Reserve) -> Result<Instant> {
+        let now = Instant::now();
+        let Some((first, published_at)) = self.native.published_at else { return Ok(now) };
+        let began = memory.word(reserve.start + code::TABLE + code::WAIT_BEGAN as u64)?;
+        let last = places::time_stamp_counter().max(first + 1);
+        let part = (began.clamp(first, last) - first) as f64 / (last - first) as f64;
+        Ok(published_at + now.saturating_duration_since(published_at).mul_f64(part))
     }
 }
 

@@ -42,11 +42,27 @@ const ARGS: u32 = 16;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32: u32 = 0x4000_0000;
 
-/// Calls on the content of an open file. The filter allows them from Tern's own `syscall`
-/// instruction in the guest's fast path: a guest has only descriptors of files that it may read and
-/// write directly.
-const CONTENT_CALLS: [i64; 5] =
-    [libc::SYS_read, libc::SYS_write, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_pwrite64];
+/// Calls on the content of an open file or connection, and calls that wait for some. The filter
+/// allows them from Tern's own `syscall` instruction in the guest's fast path: a guest has only
+/// descriptors of files that it may read and write directly, of its connections, and of files that
+/// report readiness.
+const NATIVE_CALLS: [i64; 15] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_epoll_wait,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+];
 
 /// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` instruction for
 /// any clock: it reveals only the CPU time that this node's kernel has counted.
@@ -73,7 +89,7 @@ enum Verdict {
 
 /// Generates the filter, to be installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and
 /// WAIT_KILLABLE_RECV. `ours` is the address after the `syscall` instruction in the fast path, from
-/// which the calls in `CONTENT_CALLS` and clock_gettime are allowed.
+/// which the calls in `NATIVE_CALLS` and clock_gettime are allowed.
 #[must_use]
 pub fn filter(ours: u64) -> Vec<SockFilter> {
     let mut program = vec![
@@ -97,7 +113,7 @@ fn ranges() -> Vec<Range> {
             Some(Rule::Always(Route::Here)) => Verdict::Allow,
             Some(Rule::HereIf(test, ..)) if is_clock_gettime(nr) => Verdict::FromTernOr(test),
             Some(Rule::HereIf(test, ..)) => Verdict::Check(test),
-            _ if CONTENT_CALLS.contains(&i64::from(nr)) => Verdict::FromTern,
+            _ if NATIVE_CALLS.contains(&i64::from(nr)) => Verdict::FromTern,
             _ => Verdict::Notify,
         };
         match (ranges.last_mut(), verdict) {
@@ -273,12 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn only_content_calls_are_allowed_by_address() {
+    fn only_native_calls_are_allowed_by_address() {
         let program = filter(OURS);
         for nr in 0..600 {
             for caller in [OURS, OURS + 1, OURS ^ 1 << 32, OURS as u32 as u64] {
                 let verdict = run_from(&program, AUDIT_ARCH_X86_64, (nr, caller), &[0; 6]).0;
-                let ours = caller == OURS && (CONTENT_CALLS.contains(&nr.into()) || is_clock_gettime(nr));
+                let ours = caller == OURS && (NATIVE_CALLS.contains(&nr.into()) || is_clock_gettime(nr));
                 let here = route(nr, &[0; 6]) == Route::Here;
                 assert_eq!(verdict == libc::SECCOMP_RET_ALLOW, ours || here, "call {nr} from {caller:#x}");
             }

@@ -5,6 +5,7 @@ mod connections;
 mod local_files;
 mod names;
 mod open_guard;
+mod random_moves;
 mod remote_map;
 mod shared_files;
 mod waiting;

@@ -6,7 +6,7 @@ use tern_tests::cluster::fault_injection::wait_until;
 
 /// Serves all clients at a time, until it reads `end` from a pipe at home. Each other line in this
 /// pipe is printed.
-const SERVER: &str = "
+pub(crate) const SERVER: &str = "
 import os, select, selectors, signal, socket, sys
 
 class Edges:
@@ -91,7 +91,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 ";
 
 /// As [`SERVER`], with a thread for each client.
-const THREADS: &str = "
+pub(crate) const THREADS: &str = "
 import os, socket, threading
 
 def serve(client):
@@ -119,7 +119,7 @@ while True:
 ";
 
 /// As [`SERVER`], with an event loop that gives other threads work now and then.
-const LOOP: &str = "
+pub(crate) const LOOP: &str = "
 import asyncio, os
 
 async def serve(reader, writer):

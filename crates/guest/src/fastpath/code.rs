@@ -1,17 +1,17 @@
-//! The code in a guest that makes calls on published files ([`crate::fastpath`]), and the stages in
-//! which a thread may be stopped there.
+//! The code in a guest that makes calls on published files ([`crate::fastpath`]).
 //!
 //! The code is position-independent. It is at [`CODE`] in the reserved range, and its table at
 //! [`TABLE`]:
 //!
 //! ```text
 //!   0  kinds of the two slots, a byte each: 0 unpublished, 1 read, 2 write
-//!   2  a bit for each descriptor below 40: the file is local, the guest's kernel makes the call
+//!   2  1: the sets of descriptors below are published
 //!   7  1: the CPU time is published
 //!   8  rdi, 16 rsi: the program's, while the code copies
 //!  24  the record of the site that the thread came from
 //!  32  rcx, 48 rax: the program's, while the code tests the thread flag
 //!  40  the branch target for several threads, meanwhile
+//!  56  1: the code has made a call on a local file or connection
 //!  64  a slot: descriptor (u32), +8 offset, +16 and +24 start and end of its bytes in the file,
 //!      +32 address of the bytes, +40 where the last pread ended
 //! 128  the other slot
@@ -19,6 +19,11 @@
 //!      kernel
 //! 192  records: +0 entry, +8 address of the thread flag, +16 branch target for several threads,
 //!      +24 address of the `syscall`, +32 address behind it, +40 number of the call
+//! 1024 a bit for each descriptor: the guest's kernel makes calls that transfer data
+//! 1152 the same for calls that wait for an epoll set
+//! 1280 the same for descriptors that poll and select wait for
+//! 1408 a bit for each connection
+//! 1536 the time stamp counter when the last wait with a limit began
 //! ```
 //! A site jumps here with its record in rax. Only rax, rcx and r11 may be changed, as by a
 //! `syscall`, and the flags, because a site is patched only if the code behind its `syscall` sets
@@ -26,9 +31,9 @@
 //! by `rep movsb`.
 //!
 //! An operation takes effect with one store, the last of each body: the new offset, or the end of a
-//! pread. A thread that is stopped before the store has not begun ([`stage`]); after it only the
-//! return is left. A call on a local file is made by the only `syscall` here, which the filter lets
-//! through. A thread that is stopped before this `syscall` has not begun. A thread that is stopped
+//! pread. A thread that is stopped before the store has not begun ([`stage`](super::places::stage)); after it only the
+//! return is left. Calls on local files and connections are made by the only `syscall` here, which the
+//! filter lets through. A thread that is stopped before this `syscall` has not begun. A thread that is stopped
 //! after it is moved behind the program's own `syscall`, with the same registers. If the kernel is
 //! to restart the call, it then moves the thread back by two bytes, to that `syscall`.
 //!
@@ -57,8 +62,15 @@ pub(crate) const RECORD: usize = 48;
 /// Kinds of slots.
 pub(crate) const READ: u8 = 1;
 pub(crate) const WRITE: u8 = 2;
-/// Only local files with descriptors below this are in the table: a bit each, behind the two kinds.
-pub(crate) const MAX_LOCAL_FD: i32 = 40;
+/// The offset of the flag for published sets of descriptors, and of these sets.
+pub(crate) const NATIVE: usize = 2;
+pub(crate) const DESCRIPTOR_SETS: usize = 1024;
+/// Number of descriptors in a set.
+pub(crate) const MAX_DESCRIPTORS: usize = 1024;
+/// The offset of the time at which the last wait began.
+pub(crate) const WAIT_BEGAN: usize = DESCRIPTOR_SETS + 4 * MAX_DESCRIPTORS / 8;
+/// The offset of the flag for a call that was made.
+pub(crate) const CALL_MADE: usize = 56;
 /// The offsets of the flag for a published CPU time, and of the time to add.
 pub(crate) const CLOCK: usize = 7;
 pub(crate) const CLOCK_OFFSET: usize = 176;
@@ -69,6 +81,8 @@ std::arch::global_asm!(
     ".globl tern_fastpath_begin, tern_fastpath_saved, tern_fastpath_read, tern_fastpath_read_copies, tern_fastpath_read_done",
     ".globl tern_fastpath_pread, tern_fastpath_pread_copies, tern_fastpath_pread_done, tern_fastpath_lseek, tern_fastpath_lseek_done",
     ".globl tern_fastpath_write, tern_fastpath_write_copies, tern_fastpath_write_done, tern_fastpath_restore, tern_fastpath_fall_back, tern_fastpath_end",
+    ".globl tern_fastpath_epoll_wait, tern_fastpath_times, tern_fastpath_timed, tern_fastpath_timed_end, tern_fastpath_poll, tern_fastpath_poll_reads",
+    ".globl tern_fastpath_pselect, tern_fastpath_select, tern_fastpath_select_reads",
     ".globl tern_fastpath_pwrite, tern_fastpath_native_done, tern_fastpath_clock, tern_fastpath_clock_sums, tern_fastpath_clock_done",
     ".set .Lfastpath_table, .Lfastpath_begin + {table}",
     "tern_fastpath_begin:",
@@ -236,17 +250,111 @@ std::arch::global_asm!(
     "cmp byte ptr [rip + .Lfastpath_table + 7], 1",
     "jne tern_fastpath_fall_back",
     "jmp 61f",
-    // pwrite: never published.
+    // epoll_wait
+    "tern_fastpath_epoll_wait:",
+    "mov [rip + .Lfastpath_table + 24], rax",
+    "cmp edi, {max_descriptors}",
+    "jae tern_fastpath_fall_back",
+    "cmp byte ptr [rip + .Lfastpath_table + 2], 1",
+    "jne tern_fastpath_fall_back",
+    "mov eax, edi",
+    "bt dword ptr [rip + .Lfastpath_table + 1152], eax",
+    "jnc tern_fastpath_fall_back",
+    // The wait begins: records the time. The program may have forbidden rdtsc.
+    "tern_fastpath_times:",
+    "mov r11, rdx",
+    "rdtsc",
+    "tern_fastpath_timed:",
+    "shl rdx, 32",
+    "or rax, rdx",
+    "mov [rip + .Lfastpath_table + 1536], rax",
+    "mov rdx, r11",
+    "tern_fastpath_timed_end:",
+    "jmp 60f",
+    // poll of up to 64 descriptors, at least one of them a connection
+    "tern_fastpath_poll:",
+    "mov [rip + .Lfastpath_table + 24], rax",
+    "cmp byte ptr [rip + .Lfastpath_table + 2], 1",
+    "jne tern_fastpath_fall_back",
+    "lea ecx, [rsi - 1]",
+    "cmp ecx, 63",
+    "ja tern_fastpath_fall_back",
+    "xor r11d, r11d",
+    "tern_fastpath_poll_reads:",
+    "71: mov eax, [rdi + 8 * rcx]",
+    "cmp eax, {max_descriptors}",
+    "jae tern_fastpath_fall_back",
+    "bt dword ptr [rip + .Lfastpath_table + 1280], eax",
+    "jnc tern_fastpath_fall_back",
+    "bt dword ptr [rip + .Lfastpath_table + 1408], eax",
+    "adc r11d, 0",
+    "sub ecx, 1",
+    "jns 71b",
+    "test r11d, r11d",
+    "jz tern_fastpath_fall_back",
+    "jmp tern_fastpath_times",
+    // pselect without a mask, and select, of up to 64 descriptors, at least one of them a
+    // connection
+    "tern_fastpath_pselect:",
+    "mov [rip + .Lfastpath_table + 24], rax",
+    "test r9, r9",
+    "jnz tern_fastpath_fall_back",
+    "jmp 81f",
+    "tern_fastpath_select:",
+    "mov [rip + .Lfastpath_table + 24], rax",
+    "81: cmp byte ptr [rip + .Lfastpath_table + 2], 1",
+    "jne tern_fastpath_fall_back",
+    "lea ecx, [rdi - 1]",
+    "cmp ecx, 63",
+    "ja tern_fastpath_fall_back",
+    // r11: the descriptors that it may not name. rax: the connections.
+    "mov ecx, 64",
+    "sub ecx, edi",
+    "mov rax, -1",
+    "shr rax, cl",
+    "mov r11, [rip + .Lfastpath_table + 1280]",
+    "not r11",
+    "and r11, rax",
+    "and rax, [rip + .Lfastpath_table + 1408]",
+    "tern_fastpath_select_reads:",
+    "test rsi, rsi",
+    "jz 82f",
+    "test [rsi], r11",
+    "jnz tern_fastpath_fall_back",
+    "82: test rdx, rdx",
+    "jz 83f",
+    "test [rdx], r11",
+    "jnz tern_fastpath_fall_back",
+    "83: test r10, r10",
+    "jz 84f",
+    "test [r10], r11",
+    "jnz tern_fastpath_fall_back",
+    "84: test rsi, rsi",
+    "jz 85f",
+    "test [rsi], rax",
+    "jnz 60f",
+    "85: test rdx, rdx",
+    "jz 86f",
+    "test [rdx], rax",
+    "jnz 60f",
+    "86: test r10, r10",
+    "jz tern_fastpath_fall_back",
+    "test [r10], rax",
+    "jz tern_fastpath_fall_back",
+    "jmp 60f",
+    // pwrite, and transfers on sockets: never published.
     "tern_fastpath_pwrite:",
     "mov [rip + .Lfastpath_table + 24], rax",
-    // This file is not published. If it is local, the call is made here.
+    // This file is not published. If it is local or a connection, the call is made here.
     "tern_fastpath_other:",
-    "cmp edi, {max_local_fd}",
+    "cmp edi, {max_descriptors}",
     "jae tern_fastpath_fall_back",
-    "lea ecx, [rdi + 16]",
-    "mov r11, [rip + .Lfastpath_table]",
-    "bt r11, rcx",
+    "cmp byte ptr [rip + .Lfastpath_table + 2], 1",
+    "jne tern_fastpath_fall_back",
+    "mov eax, edi",
+    "bt dword ptr [rip + .Lfastpath_table + 1024], eax",
     "jnc tern_fastpath_fall_back",
+    "60: mov byte ptr [rip + .Lfastpath_table + 56], 1",
     "61: mov rcx, [rip + .Lfastpath_table + 24]",
     "mov rax, [rcx + 40]",
     "syscall",
@@ -284,150 +392,10 @@ std::arch::global_asm!(
     table = const TABLE - CODE,
     max_len = const tern_migrate::message::MAX_DELEGATED_IO,
     far = const MAX_OFFSET_BITS,
-    max_local_fd = const MAX_LOCAL_FD,
+    max_descriptors = const MAX_DESCRIPTORS,
     process = const libc::CLOCK_PROCESS_CPUTIME_ID,
     clock = const libc::SYS_clock_gettime,
 );
 
-unsafe extern "C" {
-    static tern_fastpath_begin: u8;
-    static tern_fastpath_saved: u8;
-    static tern_fastpath_read: u8;
-    static tern_fastpath_read_copies: u8;
-    static tern_fastpath_read_done: u8;
-    static tern_fastpath_pread: u8;
-    static tern_fastpath_pread_copies: u8;
-    static tern_fastpath_pread_done: u8;
-    static tern_fastpath_lseek: u8;
-    static tern_fastpath_lseek_done: u8;
-    static tern_fastpath_write: u8;
-    static tern_fastpath_write_copies: u8;
-    static tern_fastpath_write_done: u8;
-    static tern_fastpath_pwrite: u8;
-    static tern_fastpath_native_done: u8;
-    static tern_fastpath_clock: u8;
-    static tern_fastpath_clock_sums: u8;
-    static tern_fastpath_clock_done: u8;
-    static tern_fastpath_restore: u8;
-    static tern_fastpath_fall_back: u8;
-    static tern_fastpath_end: u8;
-}
-
-/// Where in the code a thread is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// At the first instruction of a body; the site's record is in rax.
-    Entry,
-    /// Testing the thread flag; whether rcx is saved by now.
-    TestsFlag(bool),
-    /// Its registers are the program's, except rax, rcx and r11.
-    Checks,
-    /// rdi and rsi are saved in the table too.
-    Copies,
-    /// Only the return is left.
-    Done,
-    /// The kernel has made the call. For a local file it is complete; for the CPU time the addition
-    /// is missing.
-    Returned,
-    /// Only the jump to the program's own `syscall` is left.
-    FallsBack,
-}
-
-impl Stage {
-    /// Whether the code copies to or from the program's buffer, and may fault there.
-    pub(crate) fn is_copying(self) -> bool {
-        self == Self::Copies
-    }
-}
-
-fn offset(of: *const u8) -> u64 {
-    of.addr() as u64 - (&raw const tern_fastpath_begin).addr() as u64
-}
-
-/// The code.
-pub(crate) fn bytes() -> &'static [u8] {
-    let len = offset(&raw const tern_fastpath_end) as usize;
-    // SAFETY: the symbols enclose the code above, which lies in read-only memory of this program.
-    unsafe { std::slice::from_raw_parts(&raw const tern_fastpath_begin, len) }
-}
-
-/// The offset in the code at which a call's body begins; `thread_flag` selects the body that tests
-/// the thread flag first.
-pub(crate) fn entry(nr: u32, thread_flag: bool) -> Option<u64> {
-    Some(match i64::from(nr) {
-        libc::SYS_read if thread_flag => 0,
-        libc::SYS_read => offset(&raw const tern_fastpath_read),
-        libc::SYS_pread64 => offset(&raw const tern_fastpath_pread),
-        libc::SYS_lseek => offset(&raw const tern_fastpath_lseek),
-        libc::SYS_write => offset(&raw const tern_fastpath_write),
-        libc::SYS_pwrite64 => offset(&raw const tern_fastpath_pwrite),
-        libc::SYS_clock_gettime => offset(&raw const tern_fastpath_clock),
-        _ => return None,
-    })
-}
-
-/// The offset behind the only `syscall` in the code.
-pub(crate) fn native_return_addr() -> u64 {
-    offset(&raw const tern_fastpath_native_done)
-}
-
-/// The stage of a thread whose next instruction is at this offset; none if that is not in the code.
-pub(crate) fn stage(at: u64) -> Option<Stage> {
-    let parts = [
-        (0, Stage::Entry),
-        (1, Stage::TestsFlag(false)),
-        (offset(&raw const tern_fastpath_saved), Stage::TestsFlag(true)),
-        (offset(&raw const tern_fastpath_read), Stage::Entry),
-        (offset(&raw const tern_fastpath_read) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_read_copies), Stage::Copies),
-        (offset(&raw const tern_fastpath_read_done), Stage::Done),
-        (offset(&raw const tern_fastpath_pread), Stage::Entry),
-        (offset(&raw const tern_fastpath_pread) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_pread_copies), Stage::Copies),
-        (offset(&raw const tern_fastpath_pread_done), Stage::Done),
-        (offset(&raw const tern_fastpath_lseek), Stage::Entry),
-        (offset(&raw const tern_fastpath_lseek) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_lseek_done), Stage::Done),
-        (offset(&raw const tern_fastpath_write), Stage::Entry),
-        (offset(&raw const tern_fastpath_write) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_write_copies), Stage::Copies),
-        (offset(&raw const tern_fastpath_write_done), Stage::Done),
-        (offset(&raw const tern_fastpath_clock), Stage::Entry),
-        (offset(&raw const tern_fastpath_clock) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_pwrite), Stage::Entry),
-        (offset(&raw const tern_fastpath_pwrite) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_native_done), Stage::Returned),
-        (offset(&raw const tern_fastpath_clock_sums), Stage::Checks),
-        (offset(&raw const tern_fastpath_clock_done), Stage::Done),
-        (offset(&raw const tern_fastpath_restore), Stage::Copies),
-        (offset(&raw const tern_fastpath_fall_back), Stage::FallsBack),
-    ];
-    let part = parts.iter().rev().find(|(from, _)| *from <= at).map(|(_, stage)| *stage);
-    part.filter(|_| at < offset(&raw const tern_fastpath_end))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn code_fits_and_has_one_syscall() {
-        assert!(CODE + (bytes().len() as u64) < tern_tracee::PAGE / 2, "{} bytes", bytes().len());
-        let calls: Vec<usize> =
-            (2..bytes().len()).filter(|at| bytes()[at - 2..*at] == [0x0f, 0x05]).collect();
-        assert_eq!(calls, [native_return_addr() as usize], "there is one syscall");
-    }
-
-    #[test]
-    fn every_offset_has_a_stage() {
-        use libc::{SYS_clock_gettime, SYS_lseek, SYS_pread64, SYS_pwrite64, SYS_read, SYS_write};
-        for nr in [SYS_pread64, SYS_lseek, SYS_write, SYS_pwrite64, SYS_read, SYS_clock_gettime] {
-            let entry = entry(nr as u32, false).unwrap();
-            assert_eq!((stage(entry), stage(entry + 7)), (Some(Stage::Entry), Some(Stage::Checks)));
-        }
-        assert_eq!(entry(libc::SYS_close as u32, false), None);
-        assert_eq!((stage(0), stage(7)), (Some(Stage::Entry), Some(Stage::TestsFlag(false))));
-        let len = bytes().len() as u64;
-        assert_eq!((stage(len - 1), stage(len)), (Some(Stage::FallsBack), None));
-    }
-}
+mod tests;

@@ -27,7 +27,7 @@
 //! the zero bytes after the end of the same file's code, in its last page. The ELF header says
 //! where the code ends. In the vDSO the cave is at the end of its image.
 
-use super::code;
+use super::{code, places};
 use std::ops::Range;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{Memory, PAGE, Result};
@@ -141,7 +141,7 @@ impl PatchedSite {
 
     /// Its record in the table, for the fast path.
     pub(super) fn record(&self, code: u64) -> Option<[u8; code::RECORD]> {
-        let entry = code + code::entry(self.pattern.nr, self.pattern.thread_flag.is_some())?;
+        let entry = code + places::entry(self.pattern.nr, self.pattern.thread_flag.is_some())?;
         let (flag, branch_target) = self.pattern.thread_flag.unwrap_or_default();
         let call = self.pattern.call;
         let words = [entry, flag, branch_target, call, call + 2, self.pattern.nr.into()];

@@ -68,8 +68,19 @@ impl TestFastpath {
     }
 
     fn publish(&mut self, fd: i32) {
+        self.publish_with(fd, NativeDescriptors::default());
+    }
+
+    fn publish_with(&mut self, fd: i32, connections: NativeDescriptors) {
         let reserve = self.reserve();
-        self.fastpath.publish((fd, None), &mut self.files, &self.memory, reserve).unwrap();
+        let place = (&self.memory, reserve);
+        self.fastpath.publish((fd, None), &mut self.files, connections, place).unwrap();
+    }
+
+    /// The first descriptors on which the code makes calls that transfer data, a bit each.
+    fn native_files(&self) -> u64 {
+        let read = |at: usize| self.memory.word(self.reserve().start + code::TABLE + at as u64).unwrap();
+        if read(0).to_le_bytes()[code::NATIVE] == 1 { read(code::DESCRIPTOR_SETS) } else { 0 }
     }
 
     fn reclaim(&mut self) {
@@ -139,7 +150,7 @@ fn invalid_table_contents_are_ignored() {
     }
     // And a record that belongs to no site.
     test.store(code::CURRENT_RECORD, 5);
-    let copies = (0..).find(|at| code::stage(*at) == Some(Stage::Copies)).unwrap();
+    let copies = (0..).find(|at| places::stage(*at) == Some(Stage::Copies)).unwrap();
     let reserve = test.reserve();
     let mut registers = Registers { rip: reserve.start + code::CODE + copies, ..Registers::default() };
     assert!(test.fastpath.step_out(&mut registers, &test.memory, reserve).is_err());
@@ -155,23 +166,28 @@ fn stopped_thread_leaves_fastpath_at_every_offset() {
     }
     for site in &test.fastpath.sites {
         test.store(code::CURRENT_RECORD, site.record);
-        for at in 0..code::bytes().len() as u64 {
+        for at in 0..places::bytes().len() as u64 {
             let mut registers = Registers {
                 rip: reserve.start + code::CODE + at,
                 rax: site.record,
                 rdi: 101,
                 rsi: 102,
+                rdx: 103,
+                r11: 104,
                 ..Registers::default()
             };
             let stage = test.fastpath.step_out(&mut registers, memory, reserve).unwrap().unwrap();
             let (pattern, pair) = (&site.pattern, (registers.rdi, registers.rsi));
             let place = match stage {
                 Stage::Entry | Stage::TestsFlag(_) => pattern.start,
-                Stage::Checks | Stage::Copies | Stage::FallsBack => pattern.call,
+                Stage::Checks | Stage::Reads | Stage::Times | Stage::Copies | Stage::FallsBack => {
+                    pattern.call
+                }
                 Stage::Done | Stage::Returned => pattern.call + 2,
             };
             assert_eq!(registers.rip, place, "{stage:?}");
             assert_eq!(pair, if stage == Stage::Copies { (1, 2) } else { (101, 102) }, "{stage:?}");
+            assert_eq!(registers.rdx, if stage == Stage::Times { 104 } else { 103 }, "{stage:?}");
         }
     }
     let mut trampoline = Registers { rip: 0x4001, rax: 9, ..Registers::default() };
@@ -186,23 +202,18 @@ fn shared_files_are_published_only_while_valid() {
     let mut test = TestFastpath::of(&[delegated(3, 0, false), delegated(4, 0, true)]);
     let file = std::fs::File::open("/dev/null").unwrap();
     test.files.open_here(3, crate::files::local::LocalFile::Open(file.into(), None));
-    let local = |test: &TestFastpath| {
-        let mut bits = [0; 8];
-        test.memory.read(test.reserve().start + code::TABLE, &mut bits).unwrap();
-        u64::from_le_bytes(bits) >> 16
-    };
-    test.fastpath.local.has_any = true;
+    test.fastpath.native.has_local_files = true;
     test.publish(4);
-    assert_eq!(local(&test), 0, "it was not validated");
+    assert_eq!(test.native_files(), 0, "it was not validated");
     test.reclaim();
     test.files.validate(3);
     test.publish(4);
-    assert_eq!(local(&test), 1 << 3);
-    assert!(test.fastpath.local.until.is_some_and(|until| until <= Instant::now() + PUBLICATION_TERM));
+    assert_eq!(test.native_files(), 1 << 3);
+    assert!(test.fastpath.native.until.is_some_and(|until| until <= Instant::now() + PUBLICATION_TERM));
     test.reclaim();
     test.files.invalidate();
     test.publish(4);
-    assert_eq!(local(&test), 0, "a signal may have announced a change");
+    assert_eq!(test.native_files(), 0, "a signal may have announced a change");
 }
 
 #[test]
@@ -211,25 +222,63 @@ fn local_files_are_published_until_reclaimed() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let (server, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     test.files.open_here(3, crate::files::local::LocalFile::Open(file.into(), Some(server)));
-    let local = |test: &TestFastpath| {
-        let mut bits = [0; 8];
-        test.memory.read(test.reserve().start + code::TABLE, &mut bits).unwrap();
-        u64::from_le_bytes(bits) >> 16
-    };
     test.publish(4);
-    assert_eq!(local(&test), 0, "no call was let through");
-    test.fastpath.local.has_any = true;
+    assert_eq!(test.native_files(), 0, "no call was let through");
+    test.fastpath.native.has_local_files = true;
     test.reclaim();
     test.publish(4);
-    assert_eq!((local(&test), test.kinds()), (1 << 3, [code::WRITE, 0]));
+    assert_eq!((test.native_files(), test.kinds()), (1 << 3, [code::WRITE, 0]));
     assert!(test.fastpath.may_be_in_use() && test.fastpath.due().is_some());
     let reserve = test.reserve();
     test.fastpath.unpublish(&test.memory, reserve).unwrap();
-    assert_eq!((local(&test), test.kinds()), (0, [0, 0]));
+    assert_eq!((test.native_files(), test.kinds()), (0, [0, 0]));
     assert!(test.fastpath.may_be_in_use(), "a call may be in progress");
     test.files.return_delegations();
     assert!(test.files.must_await_native_call(), "the offset is unknown");
     test.reclaim();
     test.files.leave_native_call();
     assert!(!test.fastpath.may_be_in_use() && !test.files.must_await_native_call());
+}
+
+#[test]
+fn connections_and_files_are_not_published_together() {
+    let mut test = TestFastpath::of(&[delegated(3, 0, true)]);
+    let mut connections = NativeDescriptors::default();
+    connections.add_file(9);
+    test.publish_with(3, connections.clone());
+    assert_eq!((test.native_files(), test.kinds()), (1 << 9, [0, 0]));
+    let has_used =
+        |test: &TestFastpath| test.fastpath.has_used_connections(&test.memory, test.reserve()).unwrap();
+    assert!(test.fastpath.may_use_connections() && !has_used(&test), "no call was made");
+    test.store(code::CALL_MADE, 1);
+    assert!(has_used(&test));
+    test.reclaim();
+    test.fastpath.enter_connection_call();
+    test.publish_with(3, connections.clone());
+    assert!(has_used(&test), "a call is let through");
+    test.reclaim();
+    assert!(!test.fastpath.may_use_connections() && !test.fastpath.may_be_in_use());
+    assert_eq!(test.native_files(), 0);
+    test.publish(3);
+    assert_eq!((test.native_files(), test.kinds()[0]), (0, code::WRITE));
+}
+
+#[test]
+fn beginning_of_a_wait_is_known() {
+    let mut test = TestFastpath::of(&[]);
+    let mut connections = NativeDescriptors::default();
+    connections.add_epoll_set(5);
+    let before = Instant::now();
+    test.publish_with(3, connections);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let (began, counter) = (Instant::now(), places::time_stamp_counter());
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let known = |word: u64| {
+        test.store(code::WAIT_BEGAN, word);
+        test.fastpath.wait_began(&test.memory, test.reserve()).unwrap()
+    };
+    let error = known(counter).max(began) - known(counter).min(began);
+    assert!(error < std::time::Duration::from_millis(2), "{error:?}");
+    // Whatever the program writes there, the wait began after the publication.
+    assert!(known(0) >= before && known(u64::MAX) <= Instant::now());
 }

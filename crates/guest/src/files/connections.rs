@@ -23,6 +23,7 @@ mod epoll_sets;
 mod plan;
 mod waiting;
 
+use crate::fastpath::NativeDescriptors;
 use crate::process::space::MAPPED_FILE;
 use epoll_sets::EpollSets;
 use std::collections::{BTreeMap, BTreeSet};
@@ -360,6 +361,37 @@ impl Connections {
     /// Whether calls may be let through. While one is in progress, the process cannot depart.
     pub(crate) fn may_let_through(&self) -> bool {
         self.local_fds().next().is_some() || self.sets.has_any_in_guest()
+    }
+
+    /// Whether the process has several threads, as far as is known here.
+    pub(crate) fn has_other_threads(&self) -> bool {
+        self.others.exist
+    }
+
+    /// The connections on which the program may make calls without a trap, the epoll sets for which
+    /// it may wait, and the descriptors that it may poll, among them these local files.
+    pub(crate) fn native_descriptors(&self, local_files: impl Iterator<Item = i32>) -> NativeDescriptors {
+        let mut native = NativeDescriptors::default();
+        if self.is_busy() || self.awaits_native_calls {
+            return native;
+        }
+        let known = |(fd, known): (&i32, &Connection)| {
+            let local = known.socket.as_ref().filter(|local| local.in_guest)?;
+            Some((*fd, local.is_broken))
+        };
+        for (fd, is_broken) in self.by_fd.iter().filter_map(known) {
+            if !is_broken {
+                native.add_file(fd);
+            }
+            native.add_polled_connection(fd);
+        }
+        if native.is_empty() {
+            return native;
+        }
+        self.watched.in_guest().chain(local_files).for_each(|fd| native.add_polled(fd));
+        let is_known = |fd: i32| self.is_here(fd) || self.watched.has(fd);
+        self.sets.current(is_known).for_each(|fd| native.add_epoll_set(fd));
+        native
     }
 
     /// Has home make the calls on a connection from now on.

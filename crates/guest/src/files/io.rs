@@ -142,11 +142,12 @@ impl Thread {
 
     fn reply_here(&mut self, trap: &Notification, ret: i64, process: &mut Process) -> GuestResult<bool> {
         self.sync.restart_code = None;
-        let Process { fastpath, files, memory, reserve, shares_parent_memory, .. } = process;
-        if !*shares_parent_memory {
+        if !process.shares_parent_memory {
+            let connections = process.native_connections();
+            let Process { fastpath, files, memory, reserve, .. } = process;
             fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
             let moved = (i64::from(trap.nr) != libc::SYS_lseek).then_some(ret.cast_unsigned());
-            fastpath.publish((trap.args[0] as i32, moved), files, memory, *reserve)?;
+            fastpath.publish((trap.args[0] as i32, moved), files, connections, (memory, *reserve))?;
         }
         self.reply(trap.id, ret)?;
         Ok(true)

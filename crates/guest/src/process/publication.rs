@@ -1,6 +1,8 @@
 //! Publishing a process's files and CPU time to its fast path ([`crate::fastpath`]), and reclaiming
 //! the files.
 
+use crate::fastpath::{NativeDescriptors, native_return_addr};
+use crate::files::connections::NativeWait;
 use crate::process::Guest;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
@@ -15,6 +17,11 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub(crate) fn reclaim(&mut self) -> Result<()> {
+        if self.fastpath.has_used_connections(&self.memory, self.reserve)? {
+            // The program may have learned by a call that a file has changed.
+            self.files.invalidate();
+            self.names.clear();
+        }
         self.fastpath.reclaim(&mut self.files, &self.memory, self.reserve)?;
         self.files.leave_native_call();
         if self.files.is_returning_delegations() {
@@ -38,8 +45,27 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub(crate) fn republish(&mut self) -> Result<()> {
+        let connections = self.native_connections();
         let Self { fastpath, files, memory, reserve, .. } = self;
-        if fastpath.has_files() { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
+        if fastpath.has_files() || !connections.is_empty() {
+            fastpath.republish(files, connections, memory, *reserve)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The connections and epoll sets on which the program may make calls without a trap.
+    pub(crate) fn native_connections(&self) -> NativeDescriptors {
+        // A call may tell others what the program has written.
+        let may_call = self.fastpath.is_patched()
+            && self.connections.is_used()
+            && !self.files.must_flush()
+            && !self.files.is_returning_delegations();
+        if may_call {
+            self.connections.native_descriptors(self.files.local_fds(true))
+        } else {
+            NativeDescriptors::default()
+        }
     }
 
     /// Publishes the CPU time after a call has asked for it.
@@ -62,13 +88,26 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub(crate) fn enter_native_call(&mut self, trap: &Notification) -> Result<()> {
-        let Self { fastpath, files, memory, reserve, shares_parent_memory, .. } = self;
-        files.enter_native_call();
-        if *shares_parent_memory {
+        self.files.enter_native_call();
+        if self.shares_parent_memory {
             return Ok(());
         }
-        fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
-        if fastpath.publish_local() { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
+        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        if self.fastpath.publish_local() { self.republish() } else { Ok(()) }
+    }
+
+    /// Prepares for a call on a connection, or one that waits for connections, by the only thread,
+    /// which is about to be let through.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn enter_connection_call(&mut self, trap: &Notification) -> Result<()> {
+        if self.shares_parent_memory {
+            return Ok(());
+        }
+        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        self.fastpath.enter_connection_call();
+        self.republish()
     }
 
     /// Restores the program's code before its memory is shared or sent. As for
@@ -85,6 +124,14 @@ impl Process {
     /// If it is gone.
     pub(crate) fn invalidate_read_ahead(&mut self) -> Result<()> {
         self.files.invalidate();
+        self.unpublish()
+    }
+
+    /// Has the program's next call on any file or connection trap. It may be running.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn unpublish(&mut self) -> Result<()> {
         self.fastpath.unpublish(&self.memory, self.reserve)
     }
 }
@@ -103,10 +150,32 @@ impl Thread {
         match process.fastpath.step_out(&mut registers, &process.memory, process.reserve)? {
             Some(stage) => {
                 stopped.set_registers(&registers)?;
-                Ok(stage.is_copying())
+                Ok(stage.may_fault())
             }
             None => Ok(false),
         }
+    }
+
+    /// If a stopped thread is in a call that the fast path's code has made on a connection, or right
+    /// behind it, makes it count as being in that call, made by the program's own `syscall`.
+    ///
+    /// # Errors
+    /// As [`leave_fastpath`](Self::leave_fastpath).
+    pub(crate) fn adopt_native_call(&mut self, stopped: &Stopped, process: &Process) -> Result<()> {
+        let Process { fastpath, memory, reserve, .. } = process;
+        if !fastpath.may_use_connections() {
+            return Ok(());
+        }
+        let mut registers = stopped.registers()?;
+        let Some(nr) = registers.call().filter(|_| registers.rip == native_return_addr(*reserve)) else {
+            return Ok(());
+        };
+        fastpath.step_out(&mut registers, memory, *reserve)?;
+        stopped.set_registers(&registers)?;
+        let call = (nr as u32, registers.arguments());
+        self.native_wait = NativeWait::of(call, fastpath.wait_began(memory, *reserve)?);
+        self.native_call = Some(call);
+        Ok(())
     }
 
     /// Reclaims at a stop that the shim has requested, possibly for this purpose.

@@ -178,6 +178,7 @@ impl Thread {
             match stopped.stop {
                 Stop::Interrupt => return self.settle_interrupted(stopped, process).map(Some),
                 Stop::Signal(signal) => {
+                    self.adopt_native_call(&stopped, process)?;
                     self.settle_native_wait(&stopped)?;
                     self.deliver(stopped, signal, process)?;
                     if self.stopped.is_some() {
@@ -193,6 +194,7 @@ impl Thread {
     /// Prepares a thread that has stopped as requested: its interrupted work is completed, or is
     /// set up to start again.
     fn settle_interrupted(&mut self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
+        self.adopt_native_call(&stopped, process)?;
         self.leave_fastpath(&stopped, process)?;
         if self.native_call.is_some() {
             self.settle_native_wait(&stopped)?;

@@ -129,6 +129,10 @@ impl Shim {
             }
             Message::Readiness(report) => {
                 self.act_on(pid, |guest, home| {
+                    if report.iter().any(|(_, readiness)| readiness.is_none()) {
+                        // The guest must not wait for such a descriptor without a trap.
+                        guest.process.unpublish()?;
+                    }
                     let can_continue = guest.process.connections.receive_readiness(report);
                     if can_continue { guest.handle_queued_traps(home) } else { Ok(()) }
                 });

@@ -22,11 +22,14 @@ impl FileCache {
         }
     }
 
-    /// A bit mask of the descriptors below `below` whose files are local and valid.
-    pub(crate) fn local_fds(&self, below: i32) -> u64 {
-        let local =
-            self.files.iter().filter(|(_, file)| file.is_local() && !file.is_returning && file.is_current());
-        local.filter(|(fd, _)| (0..below).contains(*fd)).fold(0, |bits, (fd, _)| bits | 1 << fd)
+    /// The descriptors whose files are local and valid; those of shared file systems only if
+    /// `with_shared`.
+    pub(crate) fn local_fds(&self, with_shared: bool) -> impl Iterator<Item = i32> {
+        let is_valid = move |file: &DelegatedFile| {
+            let is_wanted = with_shared || !file.is_shared();
+            file.is_local() && !file.is_returning && file.is_current() && is_wanted
+        };
+        self.files.iter().filter(move |(_, file)| is_valid(file)).map(|(fd, _)| *fd)
     }
 
     /// Until when shared files may be used without asking home again, if any may.

@@ -9,6 +9,7 @@ use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 use tern_syscall::is_transfer;
 use tern_tracee::Result;
 use tern_tracee::inject::{Injection, Site};
@@ -19,7 +20,8 @@ use tern_tracee::stop::{self, Stop, Stopped};
 impl Guest {
     /// Whether a thread may be in a call that was let through.
     pub(crate) fn is_in_native_call(&self) -> bool {
-        self.threads.values().any(|thread| thread.native_call.is_some())
+        self.process.fastpath.may_use_connections()
+            || self.threads.values().any(|thread| thread.native_call.is_some())
     }
 
     /// Interrupts the threads that may be in calls which were let through. The main loop resumes them.
@@ -28,7 +30,9 @@ impl Guest {
     /// # Errors
     /// If the guest is gone.
     pub(crate) fn interrupt_native_calls(&self) -> GuestResult<bool> {
-        for thread in self.threads.values().filter(|thread| thread.native_call.is_some()) {
+        let may_be_in_one =
+            |thread: &&Thread| thread.native_call.is_some() || self.process.fastpath.may_use_connections();
+        for thread in self.threads.values().filter(may_be_in_one) {
             stop::interrupt(thread.host_tid)?;
         }
         Ok(self.is_in_native_call())
@@ -103,8 +107,11 @@ impl Thread {
                     process.names.clear();
                     self.close_stale_fds(trap, &mut process.files);
                     self.sync.restart_code = None;
-                    self.native_call = Some((trap.nr, trap.args));
-                    self.native_wait = NativeWait::of(trap);
+                    let call = (trap.nr, trap.args);
+                    (self.native_call, self.native_wait) = (Some(call), NativeWait::of(call, Instant::now()));
+                    if !process.connections.has_other_threads() {
+                        process.enter_connection_call(trap)?;
+                    }
                     self.let_through(trap.id)?;
                     return Ok(true);
                 }

@@ -72,6 +72,15 @@ pub(super) fn waits_for_set(nr: u32) -> bool {
     matches!(i64::from(nr), libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2)
 }
 
+impl EpollSet {
+    /// Whether the guest has it, with the right members.
+    fn is_current(&self) -> bool {
+        self.in_guest.is_some()
+            && self.to_delete.is_empty()
+            && self.members.values().all(|member| member.state == MemberState::UpToDate)
+    }
+}
+
 impl EpollSets {
     /// Whether none is known.
     pub(super) fn is_empty(&self) -> bool {
@@ -212,10 +221,15 @@ impl EpollSets {
         if !unknown.is_empty() {
             return Plan::Watch(unknown);
         }
-        let is_current = set.in_guest.is_some()
-            && set.to_delete.is_empty()
-            && set.members.values().all(|member| member.state == MemberState::UpToDate);
-        if is_current { Plan::LetThrough([fd].into()) } else { Plan::Arrange(fd) }
+        if set.is_current() { Plan::LetThrough([fd].into()) } else { Plan::Arrange(fd) }
+    }
+
+    /// The sets that are up to date in the guest, and have known members only.
+    pub(super) fn current(&self, is_known: impl Fn(i32) -> bool) -> impl Iterator<Item = i32> {
+        let is_ready = move |set: &EpollSet| {
+            !set.is_unsuitable && set.is_current() && set.members.keys().all(|fd| is_known(*fd))
+        };
+        self.0.iter().filter(move |(_, set)| is_ready(set)).map(|(fd, _)| *fd)
     }
 
     /// The members of a set that the guest must have open.

@@ -3,6 +3,7 @@
 //! only reports readiness ([`tern_readiness`]), open under the same number, and home reports the
 //! readiness of the descriptor ([`Message::Watch`]).
 
+use super::RunningCall;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -113,6 +114,11 @@ impl WatchedDescriptors {
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.by_fd.is_empty()
+    }
+
+    /// Those that the guest has open.
+    pub(super) fn in_guest(&self) -> impl Iterator<Item = i32> {
+        self.by_fd.iter().filter(|(_, watched)| watched.in_guest).map(|(fd, _)| *fd)
     }
 
     /// Whether this one is watched.
@@ -248,13 +254,12 @@ impl WatchedDescriptors {
 }
 
 impl NativeWait {
-    /// A call that this kernel is about to make; none if this kernel also keeps its time limit, in the
-    /// program's memory, or if it has none.
-    pub(super) fn of(trap: &Notification) -> Option<Self> {
-        let millis = trap.args[timeout_argument(trap.nr)?] as i32;
+    /// A call that this kernel makes, which began at this time; none if this kernel also keeps its time
+    /// limit, in the program's memory, or if it has none.
+    pub(crate) fn of((nr, args): RunningCall, began: Instant) -> Option<Self> {
+        let millis = args[timeout_argument(nr)?] as i32;
         let timeout = Duration::from_millis(u64::try_from(millis).ok()?);
-        let until = Instant::now() + timeout;
-        Some(Self { nr: trap.nr, args: trap.args, until, is_interrupted: false })
+        Some(Self { nr, args, until: began + timeout, is_interrupted: false })
     }
 
     /// Records that the call was interrupted, and will be made again.
@@ -327,7 +332,7 @@ mod tests {
     #[test]
     fn interrupted_wait_has_the_rest_of_its_time() {
         let call = trap(libc::SYS_poll, [1, 2, 60_000, 0, 0, 0]);
-        let mut wait = NativeWait::of(&call).unwrap();
+        let mut wait = NativeWait::of((call.nr, call.args), Instant::now()).unwrap();
         let mut again = call;
         assert!(!wait.continue_in(&mut again), "another call with the same arguments");
         wait.interrupt();
@@ -339,7 +344,10 @@ mod tests {
         wait.until -= Duration::from_secs(60);
         assert!(wait.continue_in(&mut again) && again.args[2] == 0);
         assert!(!wait.continue_in(&mut trap(libc::SYS_poll, [1, 3, 60_000, 0, 0, 0])));
-        assert!(NativeWait::of(&trap(libc::SYS_poll, [1, 2, u64::MAX, 0, 0, 0])).is_none(), "no limit");
+        assert!(
+            NativeWait::of((libc::SYS_poll as u32, [1, 2, u64::MAX, 0, 0, 0]), Instant::now()).is_none(),
+            "no limit"
+        );
     }
 
     #[test]
