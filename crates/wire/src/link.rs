@@ -182,7 +182,7 @@ impl Link {
                         self.wait_patiently((deadline, last_deadline), !flushed)?;
                         self.read()?;
                     } else if !flushed {
-                        self.wait_for(PollFlags::OUT, deadline)?;
+                        self.wait_for(PollFlags::OUT, last_deadline)?;
                     }
                 }
                 StepResult::Closed => return Err(LinkError::Closed),
@@ -458,16 +458,18 @@ impl Link {
     }
 
     /// Waits until the first deadline, and until the second while the peer's machine acknowledges.
+    /// The peer's machine has a moment to acknowledge the last segment.
     fn wait_patiently(
         &self,
         (deadline, last_deadline): (Instant, Instant),
         also_write: bool,
     ) -> Result<(), LinkError> {
-        let mut until = deadline;
+        let next_check = || last_deadline.min(Instant::now() + ACK_CHECK_INTERVAL);
+        let mut until = deadline.max(next_check().min(last_deadline));
         loop {
             match self.wait(until, also_write) {
                 Err(LinkError::Timeout) if until < last_deadline && is_all_acknowledged(&self.socket) => {
-                    until = last_deadline.min(Instant::now() + ACK_CHECK_INTERVAL);
+                    until = next_check();
                 }
                 waited => return waited,
             }

@@ -45,7 +45,8 @@ impl Allowance {
             return false;
         }
         let (cpu, is_runnable) = (cpu_time(self.thread), is_runnable(self.thread));
-        let is_counted = !cpu.is_zero();
+        // A reading of zero may also be an error.
+        let is_counted = !cpu.is_zero() && !self.cpu.is_zero();
         self.used += if is_runnable && is_counted {
             cpu.saturating_sub(self.cpu)
         } else {
