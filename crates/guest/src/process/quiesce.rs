@@ -180,6 +180,7 @@ impl Thread {
                 Stop::Signal(signal) => {
                     self.adopt_native_call(&stopped, process)?;
                     self.settle_native_wait(&stopped)?;
+                    self.repeat_broken_transfer(&stopped, process)?;
                     self.deliver(stopped, signal, process)?;
                     if self.stopped.is_some() {
                         return Ok(None);
@@ -197,8 +198,10 @@ impl Thread {
         self.adopt_native_call(&stopped, process)?;
         self.leave_fastpath(&stopped, process)?;
         if self.native_call.is_some() {
-            self.settle_native_wait(&stopped)?;
-            self.settle_native_transfer(&stopped)?;
+            if !self.repeat_broken_transfer(&stopped, process)? {
+                self.settle_native_wait(&stopped)?;
+                self.settle_native_transfer(&stopped)?;
+            }
             self.native_call = None;
         } else {
             self.fix_unreceived_restart(&stopped)?;

@@ -170,7 +170,8 @@ fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> 
             thread.settle_native_transfer(&stopped)?;
         }
     }
-    if thread.repeat_broken_transfer(&stopped, process)? {
+    let is_repeated = thread.repeat_broken_transfer(&stopped, process)?;
+    if is_repeated && stopped.stop == Stop::Signal(libc::SIGPIPE) {
         process.end_native_call();
         thread.native_call = None;
         return thread.resume_or_hold(stopped, process);

@@ -14,6 +14,7 @@ use tern_syscall::is_transfer;
 use tern_tracee::Result;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
+use tern_tracee::procfs;
 use tern_tracee::registers::{Registers, restart};
 use tern_tracee::stop::{self, Stop, Stopped};
 
@@ -188,8 +189,9 @@ impl Thread {
             .is_some_and(|(nr, args)| registers.call() == Some(nr.into()) && registers.arguments() == args)
     }
 
-    /// Whether a signal was raised by a call that was let through: SIGPIPE. Then the connection is
-    /// returned and home makes the call again, so that the signal comes from home like all others.
+    /// If a thread has stopped after a call that was let through and has raised SIGPIPE, has it make
+    /// the call again, at home, so that the signal comes from home like all others. The signal of this
+    /// kernel, which may not have been delivered yet, is dropped.
     ///
     /// # Errors
     /// If it is gone.
@@ -198,20 +200,24 @@ impl Thread {
         stopped: &Stopped,
         process: &mut Process,
     ) -> Result<bool> {
-        let is_own = stopped.stop == Stop::Signal(libc::SIGPIPE)
-            && self.native_call.is_some()
-            && !self.raised.has(libc::SIGPIPE);
-        if !is_own {
+        if self.native_call.is_none() || self.raised.has(libc::SIGPIPE) {
             return Ok(false);
         }
         let mut registers = stopped.registers()?;
         let has_failed = registers.rax.cast_signed() == -i64::from(libc::EPIPE);
-        let Some(nr) = registers.call().filter(|_| has_failed) else { return Ok(false) };
-        process.connections.stop_local_calls(registers.rdi as i32);
-        (registers.rax, registers.orig_rax) = (nr, u64::MAX);
-        registers.rip -= 2;
-        stopped.set_registers(&registers)?;
-        Ok(true)
+        let Some(nr) = registers.call().filter(|nr| has_failed && is_transfer(*nr as u32)) else {
+            return Ok(false);
+        };
+        // With MSG_NOSIGNAL there is no signal.
+        let is_raised = stopped.stop == Stop::Signal(libc::SIGPIPE)
+            || procfs::status(self.host_tid)?.pending >> (libc::SIGPIPE - 1) & 1 == 1;
+        if is_raised {
+            process.connections.stop_local_calls(registers.rdi as i32);
+            (registers.rax, registers.orig_rax) = (nr, u64::MAX);
+            registers.rip -= 2;
+            stopped.set_registers(&registers)?;
+        }
+        Ok(is_raised)
     }
 
     /// Brings the guest's epoll set up to date, by calls in its place, and has it make its call again.
