@@ -169,7 +169,9 @@ impl Shim {
         process.old_guest_has_new_epoch = old_guest_has_new_epoch;
         let (stopped, returns) = (process.job_stopped, matches!(process.state, State::Returning(_)));
         self.resend_signals(pid);
-        self.send(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
+        // The second also resumes a guest that had sent everything when the link was cut.
+        self.send(pid, &Message::Stop(stopped));
+        self.send(pid, &Message::Thaw);
         self.resend_thresholds(pid);
         if returns {
             // It was fetched home while there was no link.

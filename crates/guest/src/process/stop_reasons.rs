@@ -12,8 +12,10 @@ const FORK_WAIT: Duration = Duration::from_millis(500);
 pub(crate) struct StopReasons {
     /// They are being stopped, or are stopped.
     is_quiescing: bool,
-    /// Job control, or its home is unreachable.
-    is_suspended: bool,
+    /// Job control.
+    is_job_stopped: bool,
+    /// Its home is unreachable.
+    is_cut_off: bool,
     /// The signal that ends the process, which stays stopped until home has ended it.
     fatal_signal: Option<FatalSignal>,
     /// A thread that cannot continue here and must be fetched home, and whether home was notified.
@@ -47,17 +49,22 @@ impl StopReasons {
     /// Whether the process has a reason to stay stopped other than a departure.
     #[must_use]
     pub(crate) fn must_stay_stopped(&self) -> bool {
-        self.is_suspended || self.fatal_signal.is_some()
+        self.is_suspended() || self.fatal_signal.is_some()
     }
 
+    /// Whether job control, or the link to home, keeps the process stopped.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.is_suspended
+        self.is_job_stopped || self.is_cut_off
     }
 
-    /// Has the process stay stopped, or run again, as far as job control and the link to home are
-    /// concerned.
-    pub(crate) fn set_suspended(&mut self, is_suspended: bool) {
-        self.is_suspended = is_suspended;
+    /// Has the process stay stopped, or run again, as far as job control is concerned.
+    pub(crate) fn set_job_stopped(&mut self, is_stopped: bool) {
+        self.is_job_stopped = is_stopped;
+    }
+
+    /// Has the process stay stopped, or run again, as far as the link to home is concerned.
+    pub(crate) fn set_cut_off(&mut self, is_cut_off: bool) {
+        self.is_cut_off = is_cut_off;
     }
 
     /// Records that a thread has raised a signal that ends the program. Only the first one counts.

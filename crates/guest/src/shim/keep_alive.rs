@@ -35,7 +35,7 @@ impl Shim {
         if self.home.time_unreachable().is_some_and(|time| time > suspend) {
             let running = |guest: &&mut Guest| matches!(guest.process.state, State::Running);
             for guest in self.members.iter_mut().filter(running) {
-                guest.process.stop_reasons.set_suspended(true);
+                guest.process.stop_reasons.set_cut_off(true);
             }
         }
         self.ask_home_daemon();

@@ -276,7 +276,7 @@ impl Shim {
     /// threads may be unable to stop at once.
     fn job_control(&mut self, pid: HomePid, stop: bool) -> GuestResult {
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
-        guest.process.stop_reasons.set_suspended(stop);
+        guest.process.stop_reasons.set_job_stopped(stop);
         guest.process.invalidate_read_ahead()?;
         if !stop && matches!(guest.process.state, State::Running) {
             guest.resume()?;
@@ -286,11 +286,9 @@ impl Shim {
 
     fn thaw(&mut self, pid: HomePid) -> GuestResult {
         let Some(guest) = self.members.get_mut(pid) else { return Ok(()) };
+        guest.process.stop_reasons.set_cut_off(false);
         match guest.process.state {
-            State::Running => {
-                guest.process.stop_reasons.set_suspended(false);
-                guest.resume()?;
-            }
+            State::Running => guest.resume()?,
             State::Frozen(_) => guest.continue_here()?,
             State::Departing(_) => self.cancel_departure(pid, None),
             State::Arriving(_) => {}
