@@ -20,8 +20,8 @@ pub struct Row {
     pub wait: Option<WaitRule>,
     /// The argument with a signal mask that is in force during the call.
     pub mask: Option<u8>,
-    /// Data that it reads is removed from its source, so outputs are probed before the call is
-    /// made.
+    /// Outputs are probed before the call is made: data that it reads is removed from its source, or
+    /// it ends before a segment whose memory is bad.
     pub consumes: bool,
     /// How its data flows, if [`gather_after`](crate::gather_after) can gather its remainder after
     /// a part was transferred.

@@ -204,6 +204,18 @@ fn unwritable_outputs_are_found_before_consuming_calls() {
     assert_eq!(scatter(&stat.output_buffers, &outcome, &mut mem), Err(Fault));
 }
 
+/// The kernel fills the segments before the bad one, and returns their length.
+#[test]
+fn segments_end_before_memory_that_is_bad() {
+    for call in [libc::SYS_readv, libc::SYS_preadv, libc::SYS_preadv2] {
+        let mut mem = Fake::new(vec![0; 64]);
+        let iov: Vec<u8> = [BASE + 40, 5, 8, 5].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        mem.write(BASE, &iov).expect("memory");
+        let read = gather(nr(call), &args(&[0, BASE, 2, 0, 0, 0]), &mut mem).expect("a read");
+        assert_eq!(read.output_buffers[0].spans, [(BASE + 40, 5)], "call {call}");
+    }
+}
+
 #[test]
 fn scatter_writes_only_to_output_buffers() {
     let mut mem = Fake::new(vec![0; 64]);

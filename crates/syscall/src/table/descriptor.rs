@@ -46,7 +46,8 @@ rows! {
     285 fallocate HOME [FD, V, V, V] {} AT_THE_DEPUTY;
     292 dup3 HOME [FD, FD, V] {} AT_THE_DEPUTY;
     293 pipe2 HOME [output(8), V] {consumes()} "New descriptors are the deputy's.";
-    295 preadv HOME [FD, Shape::Segments(Receive, 2), V, V, V] {waits(Restarts, NO_TIMEOUT)} AT_THE_DEPUTY;
+    295 preadv HOME [FD, Shape::Segments(Receive, 2), V, V, V]
+        {waits(Restarts, NO_TIMEOUT) consumes()} AT_THE_DEPUTY;
     296 pwritev HOME [FD, Shape::Segments(Send, 2), V, V, V] {waits(Restarts, NO_TIMEOUT)} AT_THE_DEPUTY;
     306 syncfs HOME [FD] {} AT_THE_DEPUTY;
     319 memfd_create HOME [Shape::Text(250), V] {}
