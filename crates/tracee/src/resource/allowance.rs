@@ -37,8 +37,8 @@ impl Allowance {
         Self { thread, limit, used, interval, looked_at, cpu }
     }
 
-    /// Whether the thread has had more time than allowed. To be called again and again while the
-    /// caller waits; most calls only read a clock.
+    /// Whether the thread has had more time than allowed. The caller calls this repeatedly while it
+    /// waits; most calls only read a clock.
     pub fn is_exceeded(&mut self) -> bool {
         let passed = self.looked_at.elapsed();
         if passed < self.interval {
