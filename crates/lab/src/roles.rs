@@ -9,7 +9,7 @@
 //! | `enter LAB N PROGRAM …` | the machine | runs a program in the node and exits with its status |
 //! | `daemon LAB N PROGRAM …` | the machine | runs `spawn PROGRAM …` in the node |
 //! | `spawn PROGRAM …` | the node | starts the program as a child of init |
-//! | `watchdog LAB` | the machine | takes the lab down when its owner dies |
+//! | `watchdog LAB` | the machine | reserves the name, and takes the lab down when its owner dies |
 //!
 //! Long-running helpers print `ready`, or `failed` and the reason, to standard output, and then
 //! close it.

@@ -2,9 +2,8 @@
 
 use crate::error::{LabError, Result, WithContext};
 use crate::lab::boot::{self, read_line_after};
-use crate::lab::options::{self, LabName, LabOptions};
+use crate::lab::options::{self, LabOptions};
 use crate::lab::state::{self, LabState, NodeState};
-use crate::lab::teardown::down;
 use crate::lab::watchdog::Watchdog;
 use crate::lab::{Lab, cluster, require_root};
 use crate::network::cuts;
@@ -42,7 +41,7 @@ impl Lab {
         }
         let helper = find_helper(options)?;
         let hierarchies = Hierarchies::find()?;
-        reserve_name(&options.name, &hierarchies)?;
+        let watchdog = Watchdog::reserve(&helper, &options.name)?;
         let state = LabState {
             name: options.name.clone(),
             link: options.link,
@@ -62,11 +61,10 @@ impl Lab {
             layout: state.layout(),
             nodes: options.nodes,
             owned: true,
-            watchdog: None,
+            watchdog: Some(watchdog),
             children: Vec::new(),
             helper,
         };
-        lab.watchdog = Some(Watchdog::start(&lab.helper, &lab.name)?);
         lab.build(state, &hierarchies, options)?;
         if options.daemon {
             cluster::start(&lab)?;
@@ -122,24 +120,6 @@ impl Lab {
         read_line_after(&mut output, "ready")?;
         Process::find(pid).with_context(|| "find a process of the lab".to_owned())
     }
-}
-
-/// Reserves the name. Remains of a crashed lab of that name are removed first.
-fn reserve_name(name: &LabName, hierarchies: &Hierarchies) -> Result<()> {
-    let already_up = || LabError::AlreadyUp(name.clone());
-    // Checked before the directory: inside a node of this lab the directory is not visible.
-    if hierarchies.lab_group(name).has_processes() {
-        return Err(already_up());
-    }
-    if state::create_directory(name)? {
-        return Ok(());
-    }
-    // Another process may be creating the lab right now.
-    if state::lock(name, Duration::ZERO)?.is_none() {
-        return Err(already_up());
-    }
-    down(name)?;
-    if state::create_directory(name)? { Ok(()) } else { Err(already_up()) }
 }
 
 /// Finds the binary to start as init and the other helpers.

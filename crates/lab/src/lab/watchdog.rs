@@ -1,15 +1,27 @@
-//! The watchdog: a process outside the lab that holds the other end of a pipe to the lab's owner,
-//! and takes the lab down if the owner dies, for any reason, before it has taken the lab down
-//! itself.
+//! The watchdog: a process outside the lab that reserves the lab's name, holds the other end of a
+//! pipe to the lab's owner, and takes the lab down if the owner dies, for any reason, before it has
+//! taken the lab down itself.
+//!
+//! The watchdog reserves the name, and not the owner: an owner that was killed between the
+//! reservation and the start of its watchdog would leave the lab's directory behind.
 
-use crate::error::{Result, WithContext};
-use crate::lab;
+use crate::error::{LabError, Result, WithContext};
+use crate::lab::boot::read_line_after;
 use crate::lab::options::LabName;
+use crate::lab::state;
+use crate::lab::teardown::down;
+use crate::process::cgroup::Hierarchies;
 use crate::process::namespaces;
 use crate::roles;
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Stdio};
+use std::time::Duration;
+
+/// The watchdog's report that another lab has the name.
+const ALREADY_UP: &str = "already up";
+/// The watchdog's report that the name is reserved.
+const RESERVED: &str = "reserved";
 
 /// The owner's side.
 #[derive(Debug)]
@@ -19,16 +31,30 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts a watchdog for this lab.
-    pub(crate) fn start(helper: &Path, lab: &LabName) -> Result<Self> {
+    /// Starts a watchdog, which reserves the name of this lab. After an error nothing is reserved.
+    pub(crate) fn reserve(helper: &Path, lab: &LabName) -> Result<Self> {
         let mut command = roles::command(helper, "watchdog", lab);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
         // A signal to the owner's process group, or a hangup of its terminal, must not reach the
         // watchdog.
         namespaces::set_new_session(&mut command);
         let mut child = command.spawn().with_context(|| format!("start {}", helper.display()))?;
-        let pipe = child.stdin.take();
-        Ok(Self { child, pipe })
+        let (pipe, output) = (child.stdin.take(), child.stdout.take());
+        let mut watchdog = Self { child, pipe };
+        let report = output.map_or(Ok(String::new()), |o| read_line_after(&mut BufReader::new(o), ""));
+        let error = match report {
+            Ok(report) if report == RESERVED => return Ok(watchdog),
+            Ok(report) if report == ALREADY_UP => LabError::AlreadyUp(lab.clone()),
+            Ok(report) => {
+                let message = report.strip_prefix("failed ").unwrap_or("it exited without a message");
+                LabError::Failed { what: "the lab's watchdog".to_owned(), message: message.to_owned() }
+            }
+            Err(error) => error,
+        };
+        // The end of the pipe removes the name if it was reserved in spite of the error.
+        watchdog.pipe = None;
+        let _ = watchdog.child.wait();
+        Err(error)
     }
 
     /// Ends the watchdog, because the lab is to stay up or is already gone. Returns when the
@@ -45,10 +71,40 @@ impl Watchdog {
 
 /// The watchdog's side.
 pub(crate) fn main(lab: &LabName) -> Result<u8> {
+    let report = |line: &str| {
+        // The owner may have died, which its pipe tells below.
+        let _ = writeln!(std::io::stdout(), "{line}");
+    };
+    match reserve_name(lab) {
+        Ok(()) => report(RESERVED),
+        Err(LabError::AlreadyUp(_)) => {
+            report(ALREADY_UP);
+            return Ok(0);
+        }
+        Err(error) => return Err(error),
+    }
     let mut byte = [0];
     // A byte ends the watchdog. End of file or an error means that the owner has died.
     if !matches!(std::io::stdin().read(&mut byte), Ok(1)) {
-        lab::down(lab)?;
+        down(lab)?;
     }
     Ok(0)
+}
+
+/// Reserves the name. Remains of a crashed lab of that name are removed first.
+fn reserve_name(name: &LabName) -> Result<()> {
+    let already_up = || LabError::AlreadyUp(name.clone());
+    // Checked before the directory: inside a node of this lab the directory is not visible.
+    if Hierarchies::find()?.lab_group(name).has_processes() {
+        return Err(already_up());
+    }
+    if state::create_directory(name)? {
+        return Ok(());
+    }
+    // Another process may be creating the lab right now.
+    if state::lock(name, Duration::ZERO)?.is_none() {
+        return Err(already_up());
+    }
+    down(name)?;
+    if state::create_directory(name)? { Ok(()) } else { Err(already_up()) }
 }

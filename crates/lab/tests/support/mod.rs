@@ -118,10 +118,15 @@ pub(crate) fn remains(name: &LabName) -> Vec<String> {
 
 /// Waits until no trace of the lab remains.
 pub(crate) fn assert_gone(name: &LabName) {
-    wait_until("nothing is left of the lab", || {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
         let found = remains(name);
-        found.is_empty()
-    });
+        if found.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < end, "left of the lab: {found:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A `tern-lab` command with these arguments, for the lab of this name.
