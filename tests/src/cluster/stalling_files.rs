@@ -1,9 +1,11 @@
 //! A FUSE file system on a node that can stall: its requests then wait.
 
 use crate::cluster::Cluster;
+use crate::cluster::fault_injection::wait_until;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 /// Where the file system is mounted.
 const MOUNT: &str = "/tmp/stalling";
@@ -156,4 +158,22 @@ impl Drop for StallingFiles {
         let _has_ended = self.server.kill();
         let _has_ended = self.server.wait();
     }
+}
+
+/// Executes a program with an open file, which execve(2) closes.
+pub const EXECUTES: &str =
+    "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
+
+/// Starts a process on node 1 whose execve(2) waits for a file system, until that is released.
+///
+/// # Errors
+/// If it does not wait.
+pub fn stall_an_execve(cluster: &Cluster) -> Result<(StallingFiles, Child)> {
+    let files = StallingFiles::mount(cluster, 1, Waiting::Closes)?;
+    files.stall(cluster)?;
+    let mut stranger = cluster.command(1, "python3");
+    let stranger = stranger.args(["-c", EXECUTES, FILE]).spawn()?;
+    let closes = || files.waited(cluster).is_ok_and(|waited| waited > 0);
+    wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
+    Ok((files, stranger))
 }

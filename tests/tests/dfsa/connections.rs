@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{configure, kill_shims, wait_until};
+use tern_tests::cluster::stalling_files;
 use tern_tests::runs::running::{ANNOUNCE, Running};
 
 pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -239,6 +240,49 @@ fn connection_with_long_queues_moves() -> Result<()> {
     let outcome = client.finish(RUN_TIMEOUT)?;
     ensure!(outcome.status == 0, "{outcome:?}");
     Ok(())
+}
+
+/// A failure by which a connection stays at home for a while.
+#[derive(Debug, Clone, Copy)]
+enum Obstacle {
+    /// Home cannot find out in time whether other processes have the socket open.
+    ComparisonsWait,
+    /// Home's tern-net does not answer.
+    TernNetHangs,
+}
+
+fn connection_moves_after(obstacle: Obstacle) -> Result<()> {
+    let scene = Scene::new(&format!("served-{obstacle:?}").to_lowercase(), &[])?;
+    let client = scene.client(1000)?;
+    await_progress(&scene, &client, 20_000)?;
+    let signal = |signal: &str| scene.cluster.run(1, &["pkill", signal, "-x", "tern-net"]);
+    let stalled = match obstacle {
+        Obstacle::ComparisonsWait => Some(stalling_files::stall_an_execve(&scene.cluster)?),
+        Obstacle::TernNetHangs => signal("-STOP").map(|_| None)?,
+    };
+    scene.migrate("2")?;
+    await_progress(&scene, &client, 500_000)?;
+    ensure!(!scene.has_connection(2), "it has moved");
+    match stalled {
+        Some((files, mut stranger)) => {
+            files.release(&scene.cluster)?;
+            stranger.wait()?;
+        }
+        None => drop(signal("-CONT")?),
+    }
+    wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+        .with_context(|| scene.diagnostics())?;
+    await_progress(&scene, &client, 100_000)
+}
+
+#[test]
+fn connection_moves_after_comparisons_have_waited() -> Result<()> {
+    connection_moves_after(Obstacle::ComparisonsWait)
+}
+
+#[test]
+fn connection_moves_after_tern_net_has_hung() -> Result<()> {
+    connection_moves_after(Obstacle::TernNetHangs)
 }
 
 #[test]

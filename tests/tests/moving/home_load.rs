@@ -43,27 +43,13 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
-/// Executes a program with an open file, which execve(2) closes.
-const EXECUTES: &str = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); os.execv('/bin/true', ['true'])";
-
-/// Starts a process whose execve(2) waits for a file system.
-fn start_stranger(cluster: &Cluster) -> Result<(StallingFiles, Child)> {
-    let files = StallingFiles::mount(cluster, 1, Waiting::Closes)?;
-    files.stall(cluster)?;
-    let mut stranger = cluster.command(1, "python3");
-    let stranger = stranger.args(["-c", EXECUTES, stalling_files::FILE]).spawn()?;
-    let closes = || files.waited(cluster).is_ok_and(|waited| waited > 0);
-    wait_until("the stranger's execve waits", Duration::from_secs(20), closes)?;
-    Ok((files, stranger))
-}
-
 /// A process of another user executes a program, which closes a file, and the file system does not
 /// answer. Meanwhile a comparison of that process's descriptors (kcmp(2)) waits, and on some kernels a
 /// read of `/proc/PID/stat` too. No call of a program away waits, and `mps` does not either.
 #[test]
 fn execve_of_another_user_delays_no_call() -> Result<()> {
     let cluster = Cluster::without_quotas("stranger-executes", 2)?;
-    let (files, mut stranger) = start_stranger(&cluster)?;
+    let (files, mut stranger) = stalling_files::stall_an_execve(&cluster)?;
     cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
     let siblings = Siblings::start(&cluster, "-2", "0.3", &["transfers", "/tmp/block"])?;
     let waits = |shim: &i32| has_uninterruptible_thread(*shim, "timed");
@@ -99,7 +85,7 @@ print('PASS' if memory[1] == 7 else 'FAIL')
 #[test]
 fn execve_of_another_user_delays_no_group() -> Result<()> {
     let cluster = Cluster::without_quotas("group-beside-execve", 2)?;
-    let (files, mut stranger) = start_stranger(&cluster)?;
+    let (files, mut stranger) = stalling_files::stall_an_execve(&cluster)?;
     let mut running = Running::python(&cluster, &["-L"], SHARES, "shared")?;
     for to in ["2", "home", "2"] {
         cluster.migrate(running.pid, to)?;
@@ -119,7 +105,8 @@ fn execve_under_mosrun_delays_no_request() -> Result<()> {
     let cluster = Cluster::without_quotas("registered-executes", 2)?;
     let files = StallingFiles::mount(&cluster, 1, Waiting::Closes)?;
     files.stall(&cluster)?;
-    let mut executing = program(&cluster, 1, "mosrun", &["python3", "-c", EXECUTES, stalling_files::FILE])?;
+    let mut executing =
+        program(&cluster, 1, "mosrun", &["python3", "-c", stalling_files::EXECUTES, stalling_files::FILE])?;
     let closes = || files.waited(&cluster).is_ok_and(|waited| waited > 0);
     wait_until("the program's execve waits", Duration::from_secs(20), closes)?;
     let other = program(&cluster, 1, "mosrun -L", &["sleep", "infinity"])?;

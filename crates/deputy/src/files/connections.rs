@@ -25,6 +25,10 @@ use tern_migrate::message::EpollMember;
 /// return a connection costs as much as some ten calls through home.
 const TRANSFERS_BEFORE_OFFER: u32 = 16;
 
+/// A connection whose examination did not end in time is examined again after at most so many
+/// transfers.
+const MAX_TRANSFERS_BEFORE_OFFER: u32 = 1 << 14;
+
 /// Maximum number of connections that a process offers at a time.
 const MAX_OFFERS: usize = 64;
 
@@ -90,12 +94,13 @@ impl ConnectionOffers {
         self.refused.insert(fd);
     }
 
-    /// Records that the examination of a descriptor did not end in time: it is repeated, each time
-    /// after four times as many transfers, since the main loop waits for it.
+    /// Records that the examination of a descriptor did not end in time, or that tern-net did not
+    /// accept it: that is repeated, each time after four times as many transfers, since the main loop
+    /// waits for it.
     pub(crate) fn postpone(&mut self, fd: i32) {
         self.refused.remove(&fd);
         if let Some((transfers, needed)) = self.transfers.get_mut(&fd) {
-            (*transfers, *needed) = (0, needed.saturating_mul(4));
+            (*transfers, *needed) = (0, MAX_TRANSFERS_BEFORE_OFFER.min(*needed * 4));
         }
     }
 
@@ -137,6 +142,7 @@ impl ConnectionOffers {
             }
             Err(error) => {
                 tracing::debug!(%error, "tern-net does not accept a connection");
+                self.postpone(fd);
                 None
             }
         }
@@ -195,6 +201,10 @@ mod tests {
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
         let again = (1..).find(|_| read().is_some());
         assert_eq!(again, Some(4 * TRANSFERS_BEFORE_OFFER), "it could not be examined in time");
+        (0..20).for_each(|_| offers.postpone(5));
+        let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
+        let again = (1..).find(|_| read().is_some());
+        assert_eq!(again, Some(MAX_TRANSFERS_BEFORE_OFFER), "however often that was so");
         offers.forget(5);
         let found = (0..TRANSFERS_BEFORE_OFFER)
             .filter_map(|_| offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1));

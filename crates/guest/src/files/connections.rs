@@ -52,6 +52,11 @@ const RETURN_INTERVAL: Duration = Duration::from_millis(100);
 /// A connection that was returned so often is not taken any more.
 const MAX_RETURNS: u32 = 4;
 
+/// A connection that could not be taken is tried again after this time, then after four times as long,
+/// and so on. After so many failures it stays at home.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const MAX_FAILURES: u32 = 5;
+
 /// The connections of a process that home has offered.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
@@ -92,6 +97,10 @@ struct Connection {
     socket: Option<LocalSocket>,
     /// How often it was returned.
     returns: u32,
+    /// How often it could not be taken since it was offered.
+    failures: u32,
+    /// It is not tried again before this time.
+    retry_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -135,6 +144,23 @@ pub(crate) enum Moved {
 }
 
 impl Connection {
+    /// A connection that home has offered.
+    fn offered(token: ConnectionToken) -> Self {
+        Self { token, socket: None, returns: 0, failures: 0, retry_at: None }
+    }
+
+    /// Whether it is time to try to take it.
+    fn is_due(&self) -> bool {
+        self.retry_at.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// Records that it could not be taken. Returns whether it is tried again.
+    fn postpone(&mut self) -> bool {
+        self.retry_at = Some(Instant::now() + FIRST_RETRY * 4_u32.pow(self.failures));
+        self.failures += 1;
+        self.failures < MAX_FAILURES
+    }
+
     /// Whether it is here and not lost.
     fn is_usable(&self) -> bool {
         self.socket.as_ref().is_some_and(|local| !local.is_lost)
@@ -201,7 +227,7 @@ impl Connections {
             let is_new = self.by_fd.get(fd).is_none_or(|known| known.socket.is_none());
             let is_moving = self.moving.as_ref().is_some_and(|moving| moving.fd == *fd);
             if accepts && is_new && !is_moving {
-                self.by_fd.insert(*fd, Connection { token: *token, socket: None, returns: 0 });
+                self.by_fd.insert(*fd, Connection::offered(*token));
             }
         }
     }
@@ -319,8 +345,11 @@ impl Connections {
                 self.watched.replace(fd).then_some(fd)
             }
             Moved::Taken(Err(error)) => {
-                tracing::info!(%error, fd, "a connection stays at home");
-                self.by_fd.remove(&fd);
+                tracing::info!(%error, fd, failures = connection.failures, "a connection stays at home");
+                // Home, or a tern-net, may only have been slow.
+                if !connection.postpone() {
+                    self.by_fd.remove(&fd);
+                }
                 None
             }
             Moved::Returned(Ok(())) => {
@@ -492,6 +521,21 @@ mod tests {
         assert!(connections.finish_move(number + 1, failed()).is_none() && connections.is_busy());
         assert_eq!(connections.finish_move(number, failed()), None);
         assert!(!connections.is_busy() && connections.return_all());
+    }
+
+    #[test]
+    fn connection_that_could_not_be_taken_is_tried_again() {
+        let mut connections = offered(5);
+        for failures in 1..=MAX_FAILURES {
+            let known = connections.by_fd.get_mut(&5).unwrap();
+            assert!(known.is_due() == (failures == 1), "after {failures} failures");
+            known.retry_at = None;
+            assert!(known.is_due());
+            connections.begin_take(5);
+            let (number, _request) = connections.start_move().unwrap();
+            connections.finish_move(number, Moved::Taken(Err(io::ErrorKind::TimedOut.into())));
+        }
+        assert!(!connections.is_used(), "it stays at home");
     }
 
     #[test]

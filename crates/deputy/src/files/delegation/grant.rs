@@ -116,11 +116,15 @@ impl Process {
         }
         let sets = ConnectionOffers::epoll_sets_of_movable(pid, fd)?;
         let can_be_examined = rustix::process::geteuid().is_root() && !self.in_parent_memory;
-        if !can_be_examined || !self.has_own_descriptors(comparisons) {
+        if !can_be_examined {
             return None;
         }
         let fds = std::iter::once(fd).chain(sets.iter().map(|(set, _)| *set));
-        match Delegations::are_exclusive(pid, fds, comparisons) {
+        let is_exclusive = match self.has_own_descriptors(comparisons) {
+            Some(true) => Delegations::are_exclusive(pid, fds, comparisons),
+            other => other,
+        };
+        match is_exclusive {
             Some(true) => {}
             Some(false) => {
                 tracing::debug!(fd, "a connection stays at home: other processes may use it");
@@ -144,11 +148,12 @@ impl Process {
         self.threads.len() == 1
             && self.files.objects.is_empty()
             && !self.in_parent_memory
-            && self.has_own_descriptors(comparisons)
+            && self.has_own_descriptors(comparisons) == Some(true)
     }
 
-    /// Whether no other process uses the process's table of descriptors.
-    fn has_own_descriptors(&mut self, comparisons: &mut TimedWorker) -> bool {
+    /// Whether no other process uses the process's table of descriptors. Unknown if the comparison with
+    /// all processes has not ended in time.
+    fn has_own_descriptors(&mut self, comparisons: &mut TimedWorker) -> Option<bool> {
         // Sharing of descriptors that began before this epoch is detected here; the guest detects
         // sharing that begins later.
         let (pid, known) = (self.memory.pid(), &mut self.delegations.has_own_descriptors);
@@ -157,7 +162,7 @@ impl Process {
             *known = shares.map(|shares| !shares);
         }
         // If the comparison has not ended, it is made again for the next file.
-        *known == Some(true)
+        *known
     }
 
     /// Describes an open file for its delegation, with its location if it is in MFS; none if it

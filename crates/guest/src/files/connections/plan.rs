@@ -56,7 +56,9 @@ impl Connections {
                 Some(local) if is_local_call(nr, args) && !local.is_broken => {
                     return Plan::LetThrough([fd].into());
                 }
-                None if is_transfer(nr) && !self.others.may_use(fd) => return Plan::Take(fd),
+                None if is_transfer(nr) && connection.is_due() && !self.others.may_use(fd) => {
+                    return Plan::Take(fd);
+                }
                 _ => {}
             }
         }
@@ -333,7 +335,7 @@ mod tests {
 
     /// Descriptor 5 is here, and 6 is offered.
     fn connections() -> Connections {
-        let connection = |socket| Connection { token: ConnectionToken([0; 16]), socket, returns: 0 };
+        let connection = |socket| Connection { socket, ..Connection::offered(ConnectionToken([0; 16])) };
         let (one, other) = UnixStream::pair().unwrap();
         let local = LocalSocket {
             socket: Arc::new(one.into()),
