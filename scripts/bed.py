@@ -200,3 +200,25 @@ def machine():
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     name = model[1] if model else "unknown"
     return f"Linux {os.uname().release}, {os.cpu_count()} CPUs ({name}), load {os.getloadavg()[0]:.1f} before."
+
+
+def wait_for(what, check):
+    end = time.monotonic() + PATIENCE
+    while not check():
+        if time.monotonic() > end:
+            raise SystemExit(f"{what}")
+        time.sleep(0.1)
+
+
+def enable_connections(bed):
+    """Has connections move in this cluster."""
+    for node in bed.nodes:
+        bed.run(node, "echo 'connections = true' >> /etc/tern/ternd.toml")
+    for node in bed.nodes:
+        bed.restart(node)
+    bed.go_first(True)
+    bed.bind()
+    bed.wait_until_known()
+    for node in bed.nodes:
+        wait_for("tern-net does not run", lambda n=node: bed.run(n, "ls /run/tern").find("net.sock") >= 0)
+    bed.bind()

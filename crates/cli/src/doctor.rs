@@ -5,6 +5,7 @@
 //! A probe is a function that returns findings; they are printed in the order of `probe`.
 
 mod child;
+mod connections;
 mod cpu;
 mod files;
 mod host;
@@ -68,6 +69,7 @@ pub(crate) fn probe() -> Vec<Finding> {
         tracing::probe(),
         memory::probe(),
         namespaces::probe(),
+        connections::probe(),
         cpu::probe(),
         files::probe(),
         updatedb::probe(),

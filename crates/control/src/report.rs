@@ -1,6 +1,7 @@
 //! The rows and reports that tools print; their fields are also the `--json` formats.
 
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use tern_ids::{HomePid, MigrationId, NodeId};
 
 /// Why a request was refused.
@@ -116,6 +117,30 @@ pub struct ProcessRow {
     /// How mosrun or nomig started it or an ancestor, if one of them did. Set by the home's ternd.
     #[serde(default)]
     pub started: Option<StartedAs>,
+}
+
+/// One row of `mps -n`: a network socket of a process that is away, or a connection of a guest that
+/// is on this node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionRow {
+    /// The process' pid at home.
+    pub pid: HomePid,
+    /// The user at home.
+    pub uid: u32,
+    /// For a guest: its home.
+    pub from: Option<NodeId>,
+    /// The node that has the socket. `None` for a guest: it is this node.
+    pub r#where: Option<NodeId>,
+    /// The descriptor's number.
+    pub fd: i32,
+    /// The address at home.
+    pub local: SocketAddr,
+    /// The other end, if it is connected.
+    pub peer: Option<SocketAddr>,
+    /// Why it stays at home; empty if it is on the process' node.
+    pub reason: String,
+    /// The process' command line.
+    pub command: String,
 }
 
 /// A command placed by mexec: one of this node's, or another node's that runs here.

@@ -3,7 +3,7 @@
 use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::costs::{Costs, LinkRow};
-use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal, StatusReport};
+use crate::report::{ConnectionRow, MigrationReport, PlacedRow, ProcessRow, Refusal, StatusReport};
 use crate::settings::{DecayRates, Evacuation, NodeSettings, Switch};
 use crate::symbolic_node::SymbolicNode;
 use crate::traffic::FileTraffic;
@@ -113,6 +113,10 @@ pub enum Request {
         /// That node. This node is allowed.
         node: NodeId,
     },
+    /// The network sockets of this node's processes that are away, and the connections of guests
+    /// that are on this node: those of the caller's processes, or all for root and the user who runs
+    /// ternd. Answered with `Connections`.
+    Connections,
     /// One process of this node, however it was started. Answered with `Process`.
     Process {
         /// The process.
@@ -292,6 +296,8 @@ pub enum Reply {
     Migrated(MigrationReport),
     /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
+    /// To `Connections`.
+    Connections(Vec<ConnectionRow>),
     /// To `Placed`.
     Placed(Vec<PlacedRow>),
     /// To `Process`.

@@ -1,6 +1,6 @@
 //! How ternd starts a shim, and the requests that a shim serves.
 
-use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
+use crate::report::{ConnectionRow, MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -86,6 +86,9 @@ pub enum ShimRole {
 pub enum ShimRequest {
     /// List the shim's processes.
     Processes,
+    /// List the network sockets of the shim's processes that are away, or the connections of its
+    /// guests that are on this node. (`Connections`.)
+    Connections,
     /// Whether the shim holds this process. (`Done`, or `Refused` with `NotFound`.)
     Owns {
         /// The process.
@@ -228,6 +231,8 @@ pub enum ShimReply {
     Done,
     /// Its processes.
     Processes(Vec<ProcessRow>),
+    /// To `Connections`.
+    Connections(Vec<ConnectionRow>),
     /// To `Placed`.
     Placed(Vec<PlacedRow>),
     /// The process runs on its destination.

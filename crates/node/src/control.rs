@@ -119,6 +119,7 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::Processes => Ok(Reply::Processes(process_list::all(node))),
         Request::ProcessesOf { node: on } => process_list::of_node(node, on).map(Reply::Processes),
+        Request::Connections => Ok(Reply::Connections(process_list::connections(node, caller))),
         Request::Process { pid } => one_process::row(node, caller, pid).map(|row| Reply::Process(row.into())),
         Request::ResolveNode { pid, name: of } => {
             Ok(Reply::ResolvedNode(one_process::resolve_node(node, pid, of)))

@@ -264,6 +264,7 @@ fn forward_to_shim(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Resu
         Ok(ShimReply::Done) => Ok(Reply::Done),
         Ok(ShimReply::Processes(rows)) => Ok(Reply::Processes(rows)),
         Ok(ShimReply::Placed(rows)) => Ok(Reply::Placed(rows)),
+        Ok(ShimReply::Connections(rows)) => Ok(Reply::Connections(rows)),
         Ok(ShimReply::Migrated(report)) => {
             tracing::info!(pid = %report.pid, migration = %report.migration, from = %report.from,
                 to = %report.to, freeze_ms = report.freeze_ms, total_ms = report.total_ms, "migrated");

@@ -193,6 +193,9 @@ fn server_moves(name: &str, options: &[&str], size: u64) -> Result<()> {
         }
         await_progress(&scene, &client, 120 * size).context(to)?;
     }
+    if options.is_empty() {
+        lists_show_the_connection(&scene)?;
+    }
     scene.cluster.run(3, &["touch", "/tmp/stop"])?;
     let outcome = client.finish(RUN_TIMEOUT)?;
     let text = String::from_utf8_lossy(&outcome.out).into_owned();
@@ -205,6 +208,24 @@ fn server_moves(name: &str, options: &[&str], size: u64) -> Result<()> {
     let outcome = scene.server.finish(RUN_TIMEOUT)?;
     ensure!(outcome.status == 0, "{outcome:?}");
     nothing_is_left(&scene)
+}
+
+/// The connection is on node 2, and the listening socket at home.
+fn lists_show_the_connection(scene: &Scene) -> Result<()> {
+    let row = |row: &serde_json::Value| {
+        let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+        (row["where"].as_u64(), row["from"].as_u64(), text("reason"), text("peer").is_empty())
+    };
+    let list = |node| -> Result<Vec<_>> {
+        let json = scene.cluster.run(node, &["mps", "-n", "--json"])?;
+        Ok(serde_json::from_slice::<Vec<serde_json::Value>>(&json)?.iter().map(row).collect())
+    };
+    let home = [(Some(1), None, "listens".into(), true), (Some(2), None, String::new(), false)];
+    ensure!(list(1)? == home, "{:?}", list(1)?);
+    ensure!(list(2)? == [(None, Some(1), String::new(), false)], "{:?}", list(2)?);
+    let as_another = ["setpriv", "--reuid=1234", "--clear-groups", "mps", "-n", "--json"];
+    ensure!(scene.cluster.run(1, &as_another)?.trim_ascii() == b"[]", "another user's sockets are listed");
+    Ok(())
 }
 
 pub(crate) fn nothing_is_left(scene: &Scene) -> Result<()> {

@@ -70,6 +70,7 @@ const ARROWS: [(&str, &[&str]); 28] = [
             "tern-sim",
             "tern-top",
             "tern-mexec",
+            "tern-redirect",
         ],
     ),
     ("tern-tests", &["tern-control", "tern-lab"]),

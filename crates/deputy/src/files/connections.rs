@@ -7,10 +7,13 @@
 //! the guest's node has the connection, the deputy's descriptor is a placeholder. The offer ends when
 //! the descriptor is closed, and with the epoch.
 
+mod list;
+
 use super::epoll_sets::sets_with;
 use super::watches::copy;
+pub(crate) use list::ListedSocket;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,6 +27,10 @@ use tern_migrate::message::EpollMember;
 /// Number of transfers of a process through home before its connection is offered. To take and to
 /// return a connection costs as much as some ten calls through home.
 const TRANSFERS_BEFORE_OFFER: u32 = 16;
+
+/// A transfer counts once for each of so many bytes: on a network of 100 Mbit/s they take as long as
+/// a call through home.
+const BYTES_OF_TRANSFER: u32 = 4096;
 
 /// A connection whose examination did not end in time is examined again after at most so many
 /// transfers.
@@ -41,10 +48,37 @@ const REQUEST_TIMEOUT: Duration = Duration::from_millis(20);
 pub(crate) struct ConnectionOffers {
     /// Number of transfers on sockets, by descriptor, and after how many it is examined.
     transfers: BTreeMap<i32, (u32, u32)>,
-    /// The offers, by descriptor: each lasts until its connection to tern-net is closed.
-    offered: BTreeMap<i32, UnixStream>,
+    offered: BTreeMap<i32, Offer>,
     /// Descriptors that do not qualify. They are not examined again.
-    refused: BTreeSet<i32>,
+    refused: BTreeMap<i32, StayReason>,
+}
+
+/// An offer.
+#[derive(Debug)]
+struct Offer {
+    /// Lasts until this connection to tern-net is closed.
+    tern_net: UnixStream,
+    /// The ends of the connection: home's, and the peer's.
+    ends: (SocketAddr, SocketAddr),
+}
+
+/// Why a connection stays at home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StayReason {
+    /// It was not found out in time whether it qualifies. It is examined again.
+    Unexamined,
+    /// No tern-net runs on this node.
+    NoTernNet,
+    /// It is not TCP, its peer is on this node, or its close waits.
+    Kind,
+    /// It is in an epoll set that the guest's node cannot make.
+    EpollSet,
+    /// This shim may not examine other processes, or the process uses its parent's memory.
+    Unprivileged,
+    /// Another process uses its descriptor or has it open.
+    Shared,
+    /// tern-net has ended.
+    Lost,
 }
 
 impl ConnectionOffers {
@@ -54,31 +88,32 @@ impl ConnectionOffers {
         if nr == libc::SYS_setsockopt && args[1..3] == [libc::SOL_SOCKET as u64, libc::SO_LINGER as u64] {
             // tern-net's descriptor would keep the program's close from waiting.
             self.forget(fd);
-            self.refuse(fd);
+            self.keep_home(fd, StayReason::Kind);
         }
         if !tern_syscall::is_transfer(nr as u32)
             || ret <= 0
-            || self.refused.contains(&fd)
+            || self.refused.contains_key(&fd)
             || self.offered.contains_key(&fd)
         {
             return None;
         }
         let (transfers, needed) = self.transfers.entry(fd).or_insert((0, TRANSFERS_BEFORE_OFFER));
-        *transfers += 1;
+        let length = u32::try_from(ret).unwrap_or(u32::MAX);
+        *transfers = transfers.saturating_add(length.div_ceil(BYTES_OF_TRANSFER));
         (*transfers >= *needed && self.offered.len() < MAX_OFFERS).then_some(fd)
     }
 
     /// The offers: each is a connection to tern-net, which closes it to end the offer.
     pub(crate) fn offers(&self) -> impl Iterator<Item = &UnixStream> {
-        self.offered.values()
+        self.offered.values().map(|offer| &offer.tern_net)
     }
 
     /// Removes the offers that tern-net has ended, and returns their descriptors.
     pub(crate) fn take_ended(&mut self) -> Vec<i32> {
-        let has_ended = |(_, offer): &(&i32, &UnixStream)| control_socket::is_closed(offer);
+        let has_ended = |(_, offer): &(&i32, &Offer)| control_socket::is_closed(&offer.tern_net);
         let ended: Vec<i32> = self.offered.iter().filter(has_ended).map(|(fd, _)| *fd).collect();
         self.offered.retain(|fd, _| !ended.contains(fd));
-        self.refused.extend(&ended);
+        self.refused.extend(ended.iter().map(|fd| (*fd, StayReason::Lost)));
         ended
     }
 
@@ -89,16 +124,18 @@ impl ConnectionOffers {
         self.refused.remove(&fd);
     }
 
-    /// Records that a descriptor does not qualify, until it is offered or closed.
-    pub(crate) fn refuse(&mut self, fd: i32) {
-        self.refused.insert(fd);
+    /// Records that a descriptor does not qualify, until it is closed.
+    pub(crate) fn keep_home(&mut self, fd: i32, reason: StayReason) {
+        if reason == StayReason::Unexamined {
+            self.postpone(fd);
+        } else {
+            self.refused.insert(fd, reason);
+        }
     }
 
-    /// Records that the examination of a descriptor did not end in time, or that tern-net did not
-    /// accept it: that is repeated, each time after four times as many transfers, since the main loop
-    /// waits for it.
-    pub(crate) fn postpone(&mut self, fd: i32) {
-        self.refused.remove(&fd);
+    /// Has the examination of a descriptor repeated, each time after four times as many transfers,
+    /// since the main loop waits for it.
+    fn postpone(&mut self, fd: i32) {
         if let Some((transfers, needed)) = self.transfers.get_mut(&fd) {
             (*transfers, *needed) = (0, MAX_TRANSFERS_BEFORE_OFFER.min(*needed * 4));
         }
@@ -107,26 +144,24 @@ impl ConnectionOffers {
     /// If this descriptor of a process is a connection that may move: the epoll sets that have it as
     /// a member, by descriptor. No descriptor of the socket is kept, since a comparison with all
     /// processes would find it.
-    pub(crate) fn epoll_sets_of_movable(pid: i32, fd: i32) -> Option<Vec<(i32, Vec<EpollMember>)>> {
-        let socket = movable_socket(pid, fd)?;
-        let inode = rustix::fs::fstat(&socket).ok()?.st_ino;
-        let sets = sets_with(pid, inode);
-        if sets.is_none() {
-            tracing::debug!(fd, "a connection stays at home: it is in an epoll set that cannot be made away");
-        }
-        sets
+    pub(crate) fn epoll_sets_of_movable(
+        pid: i32,
+        fd: i32,
+    ) -> Result<Vec<(i32, Vec<EpollMember>)>, StayReason> {
+        let (socket, _) = movable_socket(pid, fd).ok_or(StayReason::Kind)?;
+        let inode = rustix::fs::fstat(&socket).map_err(|_gone| StayReason::Kind)?.st_ino;
+        sets_with(pid, inode).ok_or(StayReason::EpollSet)
     }
 
-    /// Offers a connection of a process to the node of its guest. None if it does not qualify, or
-    /// this node has no tern-net.
+    /// Offers a connection of a process to the node of its guest.
     pub(crate) fn offer(
         &mut self,
         (pid, fd): (i32, i32),
         node: NodeId,
         run_dir: &Path,
-    ) -> Option<ConnectionToken> {
-        let socket = movable_socket(pid, fd)?;
-        let token = token()?;
+    ) -> Result<ConnectionToken, StayReason> {
+        let (socket, ends) = movable_socket(pid, fd).ok_or(StayReason::Kind)?;
+        let token = token().ok_or(StayReason::Unexamined)?;
         let request = ShimRequest::OfferConnection { token, node };
         let offer = control_socket::send_request_with_fd(
             &net_socket(run_dir),
@@ -135,15 +170,13 @@ impl ConnectionOffers {
             REQUEST_TIMEOUT,
         );
         match offer {
-            Ok(offer) => {
-                self.refused.remove(&fd);
-                self.offered.insert(fd, offer);
-                Some(token)
+            Ok(tern_net) => {
+                self.offered.insert(fd, Offer { tern_net, ends });
+                Ok(token)
             }
             Err(error) => {
                 tracing::debug!(%error, "tern-net does not accept a connection");
-                self.postpone(fd);
-                None
+                Err(StayReason::Unexamined)
             }
         }
     }
@@ -154,16 +187,11 @@ fn token() -> Option<ConnectionToken> {
     tern_wire::nonce().ok()?.first_chunk().copied().map(ConnectionToken)
 }
 
-/// The socket of a process, if it is a connection that may move: TCP, to another machine, and its
-/// close does not wait (SO_LINGER). Whether its state can be captured is found out when
-/// it is taken.
-fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
-    // The close of a copy of another file may ask a file server.
-    let target = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
-    if !target.to_str()?.starts_with("socket:") {
-        return None;
-    }
-    let socket = copy(pid, fd)?;
+/// The socket of a process, and its ends, if it is a connection that may move: TCP, to another
+/// machine, and its close does not wait (SO_LINGER). Whether its state can be captured is found out
+/// when it is taken.
+fn movable_socket(pid: i32, fd: i32) -> Option<(OwnedFd, (SocketAddr, SocketAddr))> {
+    let socket = socket(pid, fd)?;
     let is_tcp = matches!(sockopt::socket_domain(&socket).ok()?, AddressFamily::INET | AddressFamily::INET6)
         && sockopt::socket_type(&socket).ok()? == SocketType::STREAM
         && sockopt::socket_protocol(&socket).ok()? == Some(ipproto::TCP);
@@ -174,7 +202,15 @@ fn movable_socket(pid: i32, fd: i32) -> Option<OwnedFd> {
     let own = address(rustix::net::getsockname(&socket).ok()?)?;
     let peer = address(rustix::net::getpeername(&socket).ok()??)?;
     let is_local = peer.ip().to_canonical() == own.ip().to_canonical() || is_loopback(peer.ip());
-    (!is_local).then_some(socket)
+    (!is_local).then_some((socket, (own, peer)))
+}
+
+/// A copy of a process's descriptor, if it is a socket. It is to be closed soon: a comparison with all
+/// processes would find it.
+fn socket(pid: i32, fd: i32) -> Option<OwnedFd> {
+    // The close of a copy of another file may ask a file server.
+    let target = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+    if target.to_str()?.starts_with("socket:") { copy(pid, fd) } else { None }
 }
 
 fn is_loopback(address: IpAddr) -> bool {
@@ -193,15 +229,19 @@ mod tests {
         let mut read = |fd: u64| offers.candidate(libc::SYS_read, &[fd, 0, 0, 0, 0, 0], 1);
         assert!((1..TRANSFERS_BEFORE_OFFER).all(|_| read(5).is_none()));
         assert_eq!((read(6), read(5)), (None, Some(5)));
-        offers.refuse(5);
-        assert_eq!(offers.offer((0, 5), NodeId(2), Path::new("/nonexistent")), None);
+        let large = i64::from(TRANSFERS_BEFORE_OFFER * BYTES_OF_TRANSFER);
+        assert_eq!(offers.candidate(libc::SYS_read, &[7, 0, 0, 0, 0, 0], large), Some(7));
+        offers.keep_home(5, StayReason::Shared);
+        let offer = offers.offer((0, 5), NodeId(2), Path::new("/nonexistent"));
+        assert_eq!(offer, Err(StayReason::Kind));
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
         assert!((0..100).all(|_| read().is_none()), "it did not qualify");
-        offers.postpone(5);
+        offers.refused.clear();
+        offers.keep_home(5, StayReason::Unexamined);
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
         let again = (1..).find(|_| read().is_some());
         assert_eq!(again, Some(4 * TRANSFERS_BEFORE_OFFER), "it could not be examined in time");
-        (0..20).for_each(|_| offers.postpone(5));
+        (0..20).for_each(|_| offers.keep_home(5, StayReason::Unexamined));
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
         let again = (1..).find(|_| read().is_some());
         assert_eq!(again, Some(MAX_TRANSFERS_BEFORE_OFFER), "however often that was so");

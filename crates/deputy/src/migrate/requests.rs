@@ -1,5 +1,6 @@
 //! Requests of ternd to a home shim: lists of processes, and moves to begin.
 
+use crate::files::connections::ListedSocket;
 use crate::links::peer::Peer;
 use crate::links::ternd;
 use crate::migrate::group::{GroupRefusal, not_found};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, PendingRequest};
 use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
+use tern_control::{ConnectionRow, Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::process::Unmovable;
 use tern_migrate::message::{Message, send};
@@ -42,11 +43,15 @@ const MIN_SIMILAR_SAMPLES: usize = 5;
 /// of 150 runs had no sample below 2 ms within 50 ms.
 const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
 
+/// Maximum number of rows in a reply, so that it fits in a document.
+const MAX_CONNECTION_ROWS: usize = 4096;
+
 impl Shim {
     pub(crate) fn handle_requests(&mut self) {
         while let Some(caller) = self.control_socket.accept() {
             match caller.request().clone() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.rows())),
+                ShimRequest::Connections => caller.reply(&ShimReply::Connections(self.connection_rows())),
                 ShimRequest::Owns { pid } => {
                     let is_ours = self.processes.contains_key(&pid)
                         || self.detached.iter().any(|detached| detached.row.pid == pid);
@@ -72,6 +77,27 @@ impl Shim {
             .filter(|detached| !self.processes.contains_key(&detached.row.pid))
             .map(|detached| detached.row.clone());
         self.processes.values().map(|process| self.row(process)).chain(detached).collect()
+    }
+
+    /// The sockets of the processes that are away, as `mps -n` shows them.
+    fn connection_rows(&self) -> Vec<ConnectionRow> {
+        let rows = |process: &Process| {
+            let listed = process.delegations.connections.list(process.memory.pid()).into_iter();
+            let row = |socket: ListedSocket| ConnectionRow {
+                pid: process.pid,
+                uid: process.uid,
+                from: None,
+                r#where: Some(socket.stays.map_or(self.current_node(process), |_| self.start.node)),
+                fd: socket.fd,
+                local: socket.local,
+                peer: socket.peer,
+                reason: socket.stays.unwrap_or_default().to_owned(),
+                command: process.command.clone(),
+            };
+            listed.map(row).collect::<Vec<_>>()
+        };
+        let away = self.processes.values().filter(|process| process.is_away());
+        away.flat_map(rows).take(MAX_CONNECTION_ROWS).collect()
     }
 
     /// The row of a process as `mps` shows it.

@@ -26,8 +26,10 @@ mod waiting;
 use crate::fastpath::NativeDescriptors;
 use crate::process::space::MAPPED_FILE;
 use epoll_sets::EpollSets;
+use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -235,6 +237,19 @@ impl Connections {
     /// Whether home has offered any, or has described an epoll set, or a descriptor is watched.
     pub(crate) fn is_used(&self) -> bool {
         !self.by_fd.is_empty() || !self.watched.is_empty() || !self.sets.is_empty()
+    }
+
+    /// The connections that are here, by descriptor, with their own and their peer's address.
+    pub(crate) fn here(&self) -> impl Iterator<Item = (i32, SocketAddr, SocketAddr)> {
+        let address = |name: SocketAddrAny| {
+            let address = SocketAddr::try_from(name).ok()?;
+            Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
+        };
+        let ends = move |(fd, known): (&i32, &Connection)| {
+            let socket = &known.socket.as_ref()?.socket;
+            Some((*fd, address(getsockname(socket).ok()?)?, address(getpeername(socket).ok()??)?))
+        };
+        self.by_fd.iter().filter_map(ends)
     }
 
     /// Whether this descriptor's connection is here.

@@ -10,7 +10,7 @@ use crate::workers::WorkerEvent;
 use std::io;
 use std::time::Duration;
 use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{ProcessRow, Usage};
+use tern_control::{ConnectionRow, ProcessRow, Usage};
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_tracee::cpu::cpu_total_ns;
@@ -24,6 +24,7 @@ impl Shim {
         while let Some(caller) = self.control_socket.accept() {
             match caller.request() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.process_rows())),
+                ShimRequest::Connections => caller.reply(&ShimReply::Connections(self.connection_rows())),
                 ShimRequest::End { why } => {
                     self.kill_all(why);
                     caller.reply(&ShimReply::Done);
@@ -55,6 +56,26 @@ impl Shim {
             self.kill(pid);
         }
         self.home.drain(KILL_NOTICE_TIMEOUT);
+    }
+
+    /// The connections of guests that are on this node, as `mps -n` shows them.
+    fn connection_rows(&mut self) -> Vec<ConnectionRow> {
+        let (uid, from) = (self.sandbox.uid(), Some(self.home.node()));
+        let rows = |guest: &mut Guest| {
+            let row = |(fd, local, peer)| ConnectionRow {
+                pid: guest.process.pid,
+                uid,
+                from,
+                r#where: None,
+                fd,
+                local,
+                peer: Some(peer),
+                reason: String::new(),
+                command: guest.command(),
+            };
+            guest.process.connections.here().map(row).collect::<Vec<_>>()
+        };
+        self.members.iter_mut().flat_map(rows).collect()
     }
 
     pub(super) fn process_rows(&mut self) -> Vec<ProcessRow> {

@@ -3,10 +3,11 @@
 use crate::node::Node;
 use crate::peer::client;
 use crate::peer::message::{PeerReply, PeerRequest};
+use crate::process::permission::Caller;
 use crate::process::registry::Registry;
 use crate::shim;
 use std::time::Duration;
-use tern_control::{ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest};
+use tern_control::{ConnectionRow, ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest};
 use tern_ids::NodeId;
 
 /// Maximum number of rows in a reply to another node, and maximum number of characters of each
@@ -22,6 +23,17 @@ pub(crate) fn from_shims(node: &Node) -> Vec<ProcessRow> {
     let replies = shim::request_all(&node.config.run_dir, &ShimRequest::Processes).into_iter();
     let rows = |(_, reply)| if let ShimReply::Processes(rows) = reply { rows } else { Vec::new() };
     replies.flat_map(rows).collect()
+}
+
+/// The sockets of the caller's processes in the shims, or those of all processes if the caller owns
+/// this node.
+pub(crate) fn connections(node: &Node, caller: Caller) -> Vec<ConnectionRow> {
+    let replies = shim::request_all(&node.config.run_dir, &ShimRequest::Connections).into_iter();
+    let rows = |(_, reply)| if let ShimReply::Connections(rows) = reply { rows } else { Vec::new() };
+    let mut rows: Vec<_> = replies.flat_map(rows).collect();
+    rows.retain(|row| caller.owns_node() || row.uid == caller.uid);
+    rows.sort_by_key(|row| (row.from, row.pid, row.fd));
+    rows
 }
 
 /// All processes that `mps` shows.

@@ -3,7 +3,7 @@
 use crate::tool::Invocation;
 use crate::{Failure, client, help, job, output};
 use clap::{Args, Command};
-use tern_control::{PlacedRow, ProcessRow, Reply, Request};
+use tern_control::{ConnectionRow, PlacedRow, ProcessRow, Reply, Request};
 
 /// The command-line options.
 #[derive(Debug, Args)]
@@ -17,6 +17,10 @@ pub(crate) struct Options {
     /// Show commands placed by mexec instead: those of this node, wherever they run, and those of other nodes that run here
     #[arg(short = 'x', long, conflicts_with_all = ["all", "job"])]
     placed: bool,
+    /// Show network sockets instead: those of this node's processes that are away, with the node that has each and the
+    /// reason why it stays at home, and the connections of guests that are here
+    #[arg(short = 'n', long, conflicts_with_all = ["all", "job", "placed"])]
+    network: bool,
     /// Print the rows as a JSON array
     #[arg(long)]
     json: bool,
@@ -36,10 +40,12 @@ pub(crate) fn describe() -> Command {
              MIGS     number of migrations\n  \
              REASON   why it cannot move, or why it came home\n\n\
              For a placed command, WHERE is placing while a node is chosen, queued while it waits for free capacity, \
-             and TIME is how long it has run or waited.",
+             and TIME is how long it has run or waited.\n\n\
+             With -n there is a row for each socket: WHERE is the node that has it, LOCAL and PEER are its ends, and \
+             REASON says why it is at home while its process is not. Other users' sockets are listed for root only.",
         )
         .after_help(help::after_help(
-            "  mps\n  mps -J 7\n  mps -x                  what mexec and mpmake run\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
+            "  mps\n  mps -J 7\n  mps -x                  what mexec and mpmake run\n  mps -n                  where the connections are\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
             "",
         ))
 }
@@ -56,6 +62,13 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
         return match client::request(&Request::Placed)? {
             Reply::Placed(rows) if options.json => output::print_json(&rows),
             Reply::Placed(rows) => placed_table(&rows).print(),
+            other => Err(client::unexpected_reply(&other)),
+        };
+    }
+    if options.network {
+        return match client::request(&Request::Connections)? {
+            Reply::Connections(rows) if options.json => output::print_json(&rows),
+            Reply::Connections(rows) => network_table(&rows).print(),
             other => Err(client::unexpected_reply(&other)),
         };
     }
@@ -86,6 +99,25 @@ fn table(rows: &[ProcessRow]) -> output::Table {
             output::sanitize(&row.state),
             output::cpu_time(row.cpu_seconds),
             row.migrations.to_string(),
+            if row.reason.is_empty() { "-".into() } else { output::sanitize(&row.reason) },
+            output::sanitize(&row.command),
+        ]);
+    }
+    table
+}
+
+fn network_table(rows: &[ConnectionRow]) -> output::Table {
+    let mut table =
+        output::Table::new(&[">PID", ">WHERE", ">FROM", ">FD", "LOCAL", "PEER", "REASON", "COMMAND"]);
+    let node = |node: Option<tern_ids::NodeId>| node.map_or_else(|| "-".into(), |node| node.to_string());
+    for row in rows {
+        table.push(vec![
+            row.pid.to_string(),
+            node(row.r#where),
+            node(row.from),
+            row.fd.to_string(),
+            row.local.to_string(),
+            row.peer.map_or_else(|| "-".into(), |peer| peer.to_string()),
             if row.reason.is_empty() { "-".into() } else { output::sanitize(&row.reason) },
             output::sanitize(&row.command),
         ]);
@@ -149,6 +181,27 @@ mod tests {
             " PID  WHERE  FROM  STATE    TIME  MIGS  REASON  COMMAND\n\
              1234      2     -  running  1:05     0  -       flac -8 a.wav\n\
              1234      -     3  running  1:05     0  -       flac -8 a.wav\n"
+        );
+    }
+
+    #[test]
+    fn network_table_has_a_row_for_each_socket() {
+        let row = |peer: Option<&str>, node: u16, reason: &str| ConnectionRow {
+            pid: HomePid(1234),
+            uid: 1000,
+            from: None,
+            r#where: Some(NodeId(node)),
+            fd: 4,
+            local: "10.0.0.1:80".parse().unwrap(),
+            peer: peer.map(|peer| peer.parse().unwrap()),
+            reason: reason.into(),
+            command: "httpd".into(),
+        };
+        assert_eq!(
+            network_table(&[row(Some("10.0.0.3:5000"), 2, ""), row(None, 1, "listens")]).render(None),
+            " PID  WHERE  FROM  FD  LOCAL        PEER           REASON   COMMAND\n\
+             1234      2     -   4  10.0.0.1:80  10.0.0.3:5000  -        httpd\n\
+             1234      1     -   4  10.0.0.1:80  -              listens  httpd\n"
         );
     }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::calls::current::CurrentCall;
 use crate::files::attributes::file_attributes;
-use crate::files::connections::ConnectionOffers;
+use crate::files::connections::{ConnectionOffers, StayReason};
 use crate::files::shared_fs::SharedFilesystems;
 use crate::files::timed_worker::TimedWorker;
 use crate::process::Process;
@@ -96,8 +96,7 @@ impl Process {
         notices
     }
 
-    /// Offers the connection that this call has used, if it is worth that and qualifies, after the
-    /// epoll sets that have it as a member.
+    /// Offers the connection that this call has used, if it is worth that and qualifies.
     fn offer_connection(
         &mut self,
         current: &CurrentCall,
@@ -108,16 +107,33 @@ impl Process {
     ) -> Option<Vec<(i32, FileNotice)>> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         let fd = self.delegations.connections.candidate(nr, &args, ret)?;
-        self.delegations.connections.refuse(fd);
+        match self.offer_if_movable(fd, node, run_dir, comparisons) {
+            Ok(notices) => Some(notices),
+            Err(reason) => {
+                tracing::debug!(fd, ?reason, "a connection stays at home");
+                self.delegations.connections.keep_home(fd, reason);
+                None
+            }
+        }
+    }
+
+    /// Offers a connection, after the epoll sets that have it as a member.
+    fn offer_if_movable(
+        &mut self,
+        fd: i32,
+        node: NodeId,
+        run_dir: &Path,
+        comparisons: &mut TimedWorker,
+    ) -> Result<Vec<(i32, FileNotice)>, StayReason> {
         let pid = self.memory.pid();
         // Otherwise the comparisons below would be in vain.
         if !net_socket(run_dir).exists() {
-            return None;
+            return Err(StayReason::NoTernNet);
         }
         let sets = ConnectionOffers::epoll_sets_of_movable(pid, fd)?;
         let can_be_examined = rustix::process::geteuid().is_root() && !self.in_parent_memory;
         if !can_be_examined {
-            return None;
+            return Err(StayReason::Unprivileged);
         }
         let fds = std::iter::once(fd).chain(sets.iter().map(|(set, _)| *set));
         let is_exclusive = match self.has_own_descriptors(comparisons) {
@@ -126,20 +142,14 @@ impl Process {
         };
         match is_exclusive {
             Some(true) => {}
-            Some(false) => {
-                tracing::debug!(fd, "a connection stays at home: other processes may use it");
-                return None;
-            }
-            None => {
-                self.delegations.connections.postpone(fd);
-                return None;
-            }
+            Some(false) => return Err(StayReason::Shared),
+            None => return Err(StayReason::Unexamined),
         }
         let token = self.delegations.connections.offer((pid, fd), node, run_dir)?;
         let mut notices: Vec<(i32, FileNotice)> =
             sets.into_iter().map(|(set, members)| (set, FileNotice::EpollSet(members))).collect();
         notices.push((fd, FileNotice::Connection(token)));
-        Some(notices)
+        Ok(notices)
     }
 
     /// Whether the process's files are accessed only by its own calls, one at a time. A process

@@ -1,0 +1,54 @@
+//! Whether TCP connections can move to and from this node.
+
+use super::Finding;
+use tern_node::config::{Config, config_dir};
+
+pub(super) fn probe() -> Vec<Finding> {
+    let is_on =
+        config_dir().and_then(|dir| Config::load(&dir)).ok().and_then(|config| config.file.connections);
+    // TCP_REPAIR needs CAP_NET_ADMIN, which is one of the findings, and no option of the kernel.
+    vec![finding(is_on == Some(true), &tern_redirect::probe())]
+}
+
+fn finding(is_on: bool, parts: &[tern_redirect::Finding]) -> Finding {
+    let name = "moving connections";
+    let lack = |optional: bool| parts.iter().find(|part| !part.possible && part.optional == optional);
+    match (is_on, lack(false), lack(true)) {
+        (false, None, _) => Finding::ok(name, "possible, but off (connections in ternd.toml)"),
+        (false, Some(lack), _) => {
+            Finding::ok(name, format!("off, and not possible here ({}: {})", lack.name, lack.explanation))
+        }
+        (true, Some(lack), _) => Finding::limited(
+            name,
+            format!("{}: {}", lack.name, lack.explanation),
+            "connections of programs that are away stay at home, and each send and receive is a round trip",
+        ),
+        (true, None, Some(lack)) => {
+            Finding::limited(name, format!("no {}", lack.name), lack.explanation.as_str())
+        }
+        (true, None, None) => Finding::ok(name, "on"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::FindingState;
+
+    #[test]
+    fn missing_part_limits_a_node_that_moves_connections() {
+        let part = |possible, optional| tern_redirect::Finding {
+            name: "veth",
+            possible,
+            optional,
+            explanation: "no such device".into(),
+        };
+        let state = |is_on, parts: &[_]| finding(is_on, parts).state;
+        assert_eq!(state(true, &[part(true, false), part(true, true)]), FindingState::Ok);
+        assert_eq!(state(true, &[part(false, false)]), FindingState::Limited);
+        assert_eq!(state(true, &[part(true, false), part(false, true)]), FindingState::Limited);
+        let off = finding(false, &[part(false, false)]);
+        assert_eq!(off.state, FindingState::Ok);
+        assert!(off.found.contains("veth: no such device"), "{}", off.found);
+    }
+}
