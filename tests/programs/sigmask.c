@@ -1,6 +1,6 @@
 /* Proves: sigprocmask, sigpending, sigsuspend, sigtimedwait, signalfd and queued signals with their
- * values: blocked signals stay pending, also over a move, and none is lost, doubled or out of
- * order. */
+ * values: blocked signals stay pending, also over a move and if they are to be ignored, and none is
+ * lost, doubled or out of order. */
 #include "program.h"
 #include <sys/signalfd.h>
 
@@ -15,6 +15,22 @@ int main(void)
 	CHECK_IS(sigaction(SIGUSR2, &action, NULL), 0);
 	sigset_t blocked, before, pending, two;
 	sigemptyset(&blocked), sigaddset(&blocked, SIGUSR1), sigaddset(&blocked, SIGUSR2), sigaddset(&blocked, rt);
+	/* These are ignored when they are not blocked, and wait from now on. So are the notices of a timer. */
+	const int discarded[] = { SIGCHLD, SIGWINCH, SIGURG, SIGRTMIN + 5, SIGHUP };
+	const int notice = SIGRTMIN + 6;
+	sigset_t ignored;
+	sigemptyset(&ignored), sigaddset(&ignored, notice);
+	for (int i = 0; i < 5; i++)
+		sigaddset(&ignored, discarded[i]);
+	CHECK(signal(SIGRTMIN + 5, SIG_IGN) != SIG_ERR && signal(SIGHUP, SIG_IGN) != SIG_ERR);
+	CHECK(signal(notice, SIG_IGN) != SIG_ERR && signal(SIGWINCH, SIG_DFL) != SIG_ERR);
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = notice };
+	struct itimerspec every = { { 0, 2000000 }, { 0, 2000000 } }, never = { { 0, 0 }, { 0, 0 } };
+	timer_t timer;
+	CHECK_IS(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+	CHECK_IS(sigprocmask(SIG_BLOCK, &ignored, NULL), 0);
+	for (int i = 0; i < 5; i++)
+		CHECK_IS(kill(getpid(), discarded[i]), 0);
 	int value = 0;
 	do {
 		memset((void *)seen, 0, sizeof seen);
@@ -78,6 +94,19 @@ int main(void)
 		await_exit(child, 0);
 		CHECK_IS(sigprocmask(SIG_SETMASK, &before, NULL), 0);
 		CHECK_IS(seen[SIGUSR1], 1);
+
+		CHECK_IS(sigpending(&pending), 0);
+		for (int i = 0; i < 5; i++)
+			CHECK(sigismember(&pending, discarded[i]));
+		CHECK_IS(timer_settime(timer, 0, &every, NULL), 0);
+		sigemptyset(&only), sigaddset(&only, notice);
+		for (int i = 0; i < 20; i++)
+			CHECK_IS(sigtimedwait(&only, &info, &wait), notice);
+		CHECK_IS(timer_settime(timer, 0, &never, NULL), 0);
 	} while (going());
+	CHECK_IS(sigprocmask(SIG_UNBLOCK, &ignored, NULL), 0);
+	CHECK_IS(sigpending(&pending), 0);
+	for (int i = 0; i < 5; i++)
+		CHECK(!sigismember(&pending, discarded[i]));
 	return pass();
 }

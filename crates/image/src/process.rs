@@ -260,7 +260,14 @@ impl ProcessImage {
         let status = procfs::status(memory.pid())?;
         let changed = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
-            if *action != DEFAULT_ACTION || may_differ(changed, at) {
+            let must_set = *action != DEFAULT_ACTION || may_differ(changed, at);
+            // To set an action that ignores the signal discards it if it waits, although it is
+            // blocked. At home, where signals wait, such an action is there already.
+            let is_there = must_set
+                && title.is_none()
+                && is_ignored(action, at as i32 + 1)
+                && signal_action(space, memory, reserve, at as u64 + 1)? == *action;
+            if must_set && !is_there {
                 set_signal_action(space, memory, reserve, at as u64 + 1, action)?;
             }
         }
@@ -430,18 +437,35 @@ pub(crate) fn signal_actions(
     memory: &Memory,
     reserve: Reserve,
 ) -> Result<Vec<Action>> {
-    let scratch = reserve.scratch();
     let status = procfs::status(memory.pid())?;
     let changed = status.ignored | status.caught;
     let mut all = vec![DEFAULT_ACTION; SIGNALS];
     for (at, action) in all.iter_mut().enumerate().filter(|(at, _)| may_differ(changed, *at)) {
         let signal = at as u64 + 1;
-        space.call("read a signal's action", libc::SYS_rt_sigaction, [signal, 0, scratch, 8, 0, 0])?;
-        for (word, at) in action.iter_mut().zip((scratch..).step_by(8)) {
-            *word = memory.word(at)?;
-        }
+        *action = signal_action(space, memory, reserve, signal)?;
     }
     Ok(all)
+}
+
+/// Reads the action of a signal.
+fn signal_action(
+    space: &mut dyn InjectedSpace,
+    memory: &Memory,
+    reserve: Reserve,
+    signal: u64,
+) -> Result<Action> {
+    let scratch = reserve.scratch();
+    space.call("read a signal's action", libc::SYS_rt_sigaction, [signal, 0, scratch, 8, 0, 0])?;
+    let mut action = DEFAULT_ACTION;
+    for (word, at) in action.iter_mut().zip((scratch..).step_by(8)) {
+        *word = memory.word(at)?;
+    }
+    Ok(action)
+}
+
+/// Whether this action ignores the signal.
+fn is_ignored(action: &Action, signal: i32) -> bool {
+    action[0] == SIG_IGN || action[0] == SIG_DFL && is_ignored_by_default(signal)
 }
 
 /// Sets the action of a signal, except SIGKILL and SIGSTOP.

@@ -59,8 +59,8 @@ impl Shim {
         process.names.forget();
         process.files.set_proc_thread(pid.0);
         for action in &mut process.actions {
-            // Handlers are reset by exec; ignored signals stay ignored.
-            action[0] = u64::from(action[0] == tern_image::process::SIG_IGN);
+            // exec resets handlers, masks and flags; ignored signals stay ignored.
+            *action = [u64::from(action[0] == tern_image::process::SIG_IGN), 0, 0, 0];
         }
         let has_timers = !process.timers.is_empty();
         let peer = outgoing_peer.or(onward_peer).unwrap_or(process.peer);
