@@ -102,7 +102,7 @@ bench-dfsa: all
 	scripts/setup /usr/bin/g++:g++ objdump:binutils
 	scripts/bench-dfsa $(target)/release
 
-# Servers whose process has moved: relayed by home, and with connections that move. TERN_LINK=switch:100mbit limits the network.
+# Servers whose process has moved: relayed by home, and with connections that move. TERN_LINK=switch:100mbit limits their network.
 # Then the measurements of the paper on network communicating processes in MOSIX, with 3 to 50 pairs of server and client.
 bench-network: all
 	scripts/setup redis-server:redis-server nginx:nginx-light wrk:wrk iperf3:iperf3

@@ -111,10 +111,12 @@ impl Server {
                     .and_then(|socket| self.home.offer(token, node, socket));
                 match offered {
                     Ok(()) => {
-                        if let Ok(shim) = caller.reply_and_keep(&ShimReply::Done) {
-                            await_close(shim);
-                        }
+                        let shim = caller.reply_and_keep(&ShimReply::Done);
+                        shim.as_ref().into_iter().for_each(await_close);
                         self.home.withdraw(token);
+                        // The shim may learn only now that this program has no descriptor of the
+                        // socket any more.
+                        drop(shim);
                     }
                     Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
                 }
@@ -128,7 +130,7 @@ impl Server {
                                 // This descriptor would keep the connection open after its process has
                                 // ended.
                                 drop(socket);
-                                await_close(shim);
+                                await_close(&shim);
                             }
                             Err(_gone) => {
                                 let returned = self.guests.give_back(home, token, &socket);
@@ -192,6 +194,11 @@ impl Server {
                     _ => return Err(error),
                 },
             };
+            if let NetRequest::Take(_) = request {
+                // If the node has given up this request meanwhile, the process may be using the
+                // connection here.
+                ensure!(matches!(link.receive(), Ok(None)), "the node has given up its request");
+            }
             let reply = self.home.handle(node, address, request);
             link::send(&mut link, &reply, IO_TIMEOUT)?;
         }
@@ -208,7 +215,7 @@ impl Drop for ThreadGuard {
 }
 
 /// Waits until the other end closes this socket.
-fn await_close(mut socket: UnixStream) {
+fn await_close(mut socket: &UnixStream) {
     let _blocking = socket.set_read_timeout(None);
     while socket.read(&mut [0]).map_or_else(|e| e.kind() == ErrorKind::Interrupted, |read| read > 0) {}
 }

@@ -268,18 +268,28 @@ fn connection_with_long_queues_moves() -> Result<()> {
 enum Obstacle {
     /// Home cannot find out in time whether other processes have the socket open.
     ComparisonsWait,
-    /// Home's tern-net does not answer.
+    /// Home's tern-net cannot be reached.
     TernNetHangs,
+    /// Home's tern-net gets a request when the guest's node has given it up.
+    TernNetAnswersLate,
 }
 
 fn connection_moves_after(obstacle: Obstacle) -> Result<()> {
     let scene = Scene::new(&format!("served-{obstacle:?}").to_lowercase(), &[])?;
     let client = scene.client(1000)?;
     await_progress(&scene, &client, 20_000)?;
+    if matches!(obstacle, Obstacle::TernNetAnswersLate) {
+        // There is a link between the two tern-nets afterwards.
+        scene.migrate("2")?;
+        wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+            .with_context(|| scene.diagnostics())?;
+        scene.migrate("home")?;
+        await_progress(&scene, &client, 20_000)?;
+    }
     let signal = |signal: &str| scene.cluster.run(1, &["pkill", signal, "-x", "tern-net"]);
     let stalled = match obstacle {
         Obstacle::ComparisonsWait => Some(stalling_files::stall_an_execve(&scene.cluster)?),
-        Obstacle::TernNetHangs => signal("-STOP").map(|_| None)?,
+        Obstacle::TernNetHangs | Obstacle::TernNetAnswersLate => signal("-STOP").map(|_| None)?,
     };
     scene.migrate("2")?;
     await_progress(&scene, &client, 500_000)?;
@@ -304,6 +314,11 @@ fn connection_moves_after_comparisons_have_waited() -> Result<()> {
 #[test]
 fn connection_moves_after_tern_net_has_hung() -> Result<()> {
     connection_moves_after(Obstacle::TernNetHangs)
+}
+
+#[test]
+fn connection_moves_after_tern_net_has_answered_late() -> Result<()> {
+    connection_moves_after(Obstacle::TernNetAnswersLate)
 }
 
 #[test]

@@ -1,17 +1,25 @@
 //! Whether TCP connections can move to and from this node.
 
 use super::Finding;
+use tern_control::shim::net_socket;
 use tern_node::config::{Config, config_dir};
 
+const NAME: &str = "moving connections";
+
 pub(super) fn probe() -> Vec<Finding> {
-    let is_on =
-        config_dir().and_then(|dir| Config::load(&dir)).ok().and_then(|config| config.file.connections);
+    if !rustix::process::geteuid().is_root() {
+        return vec![Finding::ok(NAME, "not checked; they need root")];
+    }
+    let config = config_dir().and_then(|dir| Config::load(&dir)).ok();
+    let is_on = config.as_ref().is_some_and(|config| config.file.connections == Some(true));
+    let runs = config.is_some_and(|config| net_socket(&config.run_dir).exists());
     // TCP_REPAIR needs CAP_NET_ADMIN, which is one of the findings, and no option of the kernel.
-    vec![finding(is_on == Some(true), &tern_redirect::probe())]
+    vec![finding(is_on, runs, &tern_redirect::probe())]
 }
 
-fn finding(is_on: bool, parts: &[tern_redirect::Finding]) -> Finding {
-    let name = "moving connections";
+/// `runs`: tern-net runs on this node.
+fn finding(is_on: bool, runs: bool, parts: &[tern_redirect::Finding]) -> Finding {
+    let name = NAME;
     let lack = |optional: bool| parts.iter().find(|part| !part.possible && part.optional == optional);
     match (is_on, lack(false), lack(true)) {
         (false, None, _) => Finding::ok(name, "possible, but off (connections in ternd.toml)"),
@@ -23,6 +31,9 @@ fn finding(is_on: bool, parts: &[tern_redirect::Finding]) -> Finding {
             format!("{}: {}", lack.name, lack.explanation),
             "connections of programs that are away stay at home, and each send and receive is a round trip",
         ),
+        (true, None, _) if !runs => {
+            Finding::limited(name, "tern-net does not run", "restart ternd; its log says why tern-net ends")
+        }
         (true, None, Some(lack)) => {
             Finding::limited(name, format!("no {}", lack.name), lack.explanation.as_str())
         }
@@ -43,11 +54,12 @@ mod tests {
             optional,
             explanation: "no such device".into(),
         };
-        let state = |is_on, parts: &[_]| finding(is_on, parts).state;
+        let state = |is_on, parts: &[_]| finding(is_on, true, parts).state;
         assert_eq!(state(true, &[part(true, false), part(true, true)]), FindingState::Ok);
         assert_eq!(state(true, &[part(false, false)]), FindingState::Limited);
         assert_eq!(state(true, &[part(true, false), part(false, true)]), FindingState::Limited);
-        let off = finding(false, &[part(false, false)]);
+        assert_eq!(finding(true, false, &[part(true, false)]).state, FindingState::Limited);
+        let off = finding(false, false, &[part(false, false)]);
         assert_eq!(off.state, FindingState::Ok);
         assert!(off.found.contains("veth: no such device"), "{}", off.found);
     }

@@ -11,30 +11,31 @@ mod list;
 
 use super::epoll_sets::sets_with;
 use super::watches::copy;
-pub(crate) use list::ListedSocket;
+pub(crate) use list::{ListedSocket, sockets};
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, NodeId};
 use tern_migrate::message::EpollMember;
 
 /// Number of transfers of a process through home before its connection is offered. To take and to
-/// return a connection costs as much as some ten calls through home.
+/// return a connection costs home as much as some hundred calls.
 const TRANSFERS_BEFORE_OFFER: u32 = 16;
 
-/// A transfer counts once for each of so many bytes: on a network of 100 Mbit/s they take as long as
+/// A transfer counts once for each of so many bytes. On a network of 100 Mbit/s they take longer than
 /// a call through home.
-const BYTES_OF_TRANSFER: u32 = 4096;
+const BYTES_OF_TRANSFER: u32 = 8192;
 
-/// A connection whose examination did not end in time is examined again after at most so many
-/// transfers.
-const MAX_TRANSFERS_BEFORE_OFFER: u32 = 1 << 14;
+/// If an examination does not end in time, the process makes none for this time, then for twice as
+/// long, and so on up to the maximum: the main loop waits for it.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(64);
 
 /// Maximum number of connections that a process offers at a time.
 const MAX_OFFERS: usize = 64;
@@ -46,9 +47,14 @@ const REQUEST_TIMEOUT: Duration = Duration::from_millis(20);
 /// The connections that a process offers in one epoch.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionOffers {
-    /// Number of transfers on sockets, by descriptor, and after how many it is examined.
-    transfers: BTreeMap<i32, (u32, u32)>,
+    /// Number of transfers on sockets, by descriptor.
+    transfers: BTreeMap<i32, u32>,
+    /// No connection is examined before this time, and the length of this pause.
+    pause: Option<(Instant, Duration)>,
     offered: BTreeMap<i32, Offer>,
+    /// Offers of earlier epochs that tern-net may not have ended yet. It has descriptors of the sockets
+    /// until then, so that they would count as shared.
+    ending: Vec<UnixStream>,
     /// Descriptors that do not qualify. They are not examined again.
     refused: BTreeMap<i32, StayReason>,
 }
@@ -65,19 +71,20 @@ struct Offer {
 /// Why a connection stays at home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StayReason {
-    /// It was not found out in time whether it qualifies. It is examined again.
+    /// It was not found out in time whether it qualifies, or tern-net did not answer. It is examined
+    /// again.
     Unexamined,
     /// No tern-net runs on this node.
     NoTernNet,
-    /// It is not TCP, its peer is on this node, or its close waits.
+    /// It is not plain TCP, its peer is on this node, or SO_LINGER was set.
     Kind,
     /// It is in an epoll set that the guest's node cannot make.
     EpollSet,
     /// This shim may not examine other processes, or the process uses its parent's memory.
-    Unprivileged,
+    Unknowable,
     /// Another process uses its descriptor or has it open.
     Shared,
-    /// tern-net has ended.
+    /// tern-net has ended, or has given the offer up.
     Lost,
 }
 
@@ -97,10 +104,26 @@ impl ConnectionOffers {
         {
             return None;
         }
-        let (transfers, needed) = self.transfers.entry(fd).or_insert((0, TRANSFERS_BEFORE_OFFER));
+        let transfers = self.transfers.entry(fd).or_default();
         let length = u32::try_from(ret).unwrap_or(u32::MAX);
         *transfers = transfers.saturating_add(length.div_ceil(BYTES_OF_TRANSFER));
-        (*transfers >= *needed && self.offered.len() < MAX_OFFERS).then_some(fd)
+        let is_enough = *transfers >= TRANSFERS_BEFORE_OFFER && self.offered.len() < MAX_OFFERS;
+        let is_due = is_enough && self.pause.is_none_or(|(until, _)| Instant::now() >= until);
+        if is_due {
+            self.ending.retain(|tern_net| !control_socket::is_closed(tern_net));
+        }
+        (is_due && self.ending.is_empty()).then_some(fd)
+    }
+
+    /// Ends all offers.
+    pub(crate) fn end_all(&mut self) {
+        let Self { offered, mut ending, .. } = std::mem::take(self);
+        ending.extend(offered.into_values().map(|offer| offer.tern_net));
+        // tern-net closes the connection when it has closed its descriptor of the socket.
+        ending.retain(|tern_net| {
+            tern_net.shutdown(Shutdown::Write).is_ok() && !control_socket::is_closed(tern_net)
+        });
+        self.ending = ending;
     }
 
     /// The offers: each is a connection to tern-net, which closes it to end the offer.
@@ -127,17 +150,10 @@ impl ConnectionOffers {
     /// Records that a descriptor does not qualify, until it is closed.
     pub(crate) fn keep_home(&mut self, fd: i32, reason: StayReason) {
         if reason == StayReason::Unexamined {
-            self.postpone(fd);
+            let length = self.pause.map_or(FIRST_PAUSE, |(_, length)| MAX_PAUSE.min(length * 2));
+            self.pause = Some((Instant::now() + length, length));
         } else {
             self.refused.insert(fd, reason);
-        }
-    }
-
-    /// Has the examination of a descriptor repeated, each time after four times as many transfers,
-    /// since the main loop waits for it.
-    fn postpone(&mut self, fd: i32) {
-        if let Some((transfers, needed)) = self.transfers.get_mut(&fd) {
-            (*transfers, *needed) = (0, MAX_TRANSFERS_BEFORE_OFFER.min(*needed * 4));
         }
     }
 
@@ -172,6 +188,7 @@ impl ConnectionOffers {
         match offer {
             Ok(tern_net) => {
                 self.offered.insert(fd, Offer { tern_net, ends });
+                self.pause = None;
                 Ok(token)
             }
             Err(error) => {
@@ -238,17 +255,32 @@ mod tests {
         assert!((0..100).all(|_| read().is_none()), "it did not qualify");
         offers.refused.clear();
         offers.keep_home(5, StayReason::Unexamined);
-        let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
-        let again = (1..).find(|_| read().is_some());
-        assert_eq!(again, Some(4 * TRANSFERS_BEFORE_OFFER), "it could not be examined in time");
+        let mut read = |fd: u64| offers.candidate(libc::SYS_read, &[fd, 0, 0, 0, 0, 0], large);
+        assert_eq!((read(5), read(8)), (None, None), "an examination did not end in time");
+        offers.pause = offers.pause.map(|(_, length)| (Instant::now(), length));
+        assert_eq!(offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1), Some(5));
         (0..20).for_each(|_| offers.keep_home(5, StayReason::Unexamined));
-        let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1);
-        let again = (1..).find(|_| read().is_some());
-        assert_eq!(again, Some(MAX_TRANSFERS_BEFORE_OFFER), "however often that was so");
+        assert_eq!(offers.pause.map(|(_, length)| length), Some(MAX_PAUSE));
+        offers.pause = None;
         offers.forget(5);
         let found = (0..TRANSFERS_BEFORE_OFFER)
             .filter_map(|_| offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1));
         assert_eq!(found.count(), 1, "another file has the number");
+    }
+
+    #[test]
+    fn offer_is_not_repeated_before_tern_net_has_ended_the_last_one() {
+        let (tern_net, mut peer) = UnixStream::pair().unwrap();
+        let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        let offer = Offer { tern_net, ends: (address, address) };
+        let mut offers = ConnectionOffers { offered: [(5, offer)].into(), ..ConnectionOffers::default() };
+        offers.end_all();
+        let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1 << 20);
+        assert_eq!(read(), None);
+        assert_eq!(std::io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "tern-net is told");
+        assert_eq!(read(), None);
+        drop(peer);
+        assert_eq!(read(), Some(5));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Requests of ternd to a home shim: lists of processes, and moves to begin.
 
-use crate::files::connections::ListedSocket;
+use crate::files::connections::{ListedSocket, sockets};
 use crate::links::peer::Peer;
 use crate::links::ternd;
 use crate::migrate::group::{GroupRefusal, not_found};
@@ -43,8 +43,10 @@ const MIN_SIMILAR_SAMPLES: usize = 5;
 /// of 150 runs had no sample below 2 ms within 50 ms.
 const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Maximum number of rows in a reply, so that it fits in a document.
+/// Maximum number of rows in a list of sockets, and of characters of each command line. Together they
+/// fit in a document.
 const MAX_CONNECTION_ROWS: usize = 4096;
+const MAX_COMMAND: usize = 128;
 
 impl Shim {
     pub(crate) fn handle_requests(&mut self) {
@@ -80,24 +82,31 @@ impl Shim {
     }
 
     /// The sockets of the processes that are away, as `mps -n` shows them.
-    fn connection_rows(&self) -> Vec<ConnectionRow> {
-        let rows = |process: &Process| {
-            let listed = process.delegations.connections.list(process.memory.pid()).into_iter();
+    fn connection_rows(&mut self) -> Vec<ConnectionRow> {
+        let Self { processes, comparisons, peers, start, .. } = self;
+        let mut rows = Vec::new();
+        for process in processes.values().filter(|process| process.is_away()) {
+            let pid = process.memory.pid();
+            // One that executes a program, which may wait for a file server, is left out.
+            let sockets = comparisons.run(move || sockets(pid)).unwrap_or_default();
+            let node = peers.node(process.peer).unwrap_or(start.node);
             let row = |socket: ListedSocket| ConnectionRow {
                 pid: process.pid,
                 uid: process.uid,
                 from: None,
-                r#where: Some(socket.stays.map_or(self.current_node(process), |_| self.start.node)),
+                r#where: Some(if socket.stays.is_none() { node } else { start.node }),
                 fd: socket.fd,
                 local: socket.local,
                 peer: socket.peer,
                 reason: socket.stays.unwrap_or_default().to_owned(),
-                command: process.command.clone(),
+                command: process.command.chars().take(MAX_COMMAND).collect(),
             };
-            listed.map(row).collect::<Vec<_>>()
-        };
-        let away = self.processes.values().filter(|process| process.is_away());
-        away.flat_map(rows).take(MAX_CONNECTION_ROWS).collect()
+            rows.extend(
+                sockets.into_iter().map(|socket| row(process.delegations.connections.describe(socket))),
+            );
+        }
+        rows.truncate(MAX_CONNECTION_ROWS);
+        rows
     }
 
     /// The row of a process as `mps` shows it.

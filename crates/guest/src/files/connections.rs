@@ -54,9 +54,11 @@ const RETURN_INTERVAL: Duration = Duration::from_millis(100);
 /// A connection that was returned so often is not taken any more.
 const MAX_RETURNS: u32 = 4;
 
-/// A connection that could not be taken is tried again after this time, then after four times as long,
-/// and so on. After so many failures it stays at home.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// After a connection could not be taken, none of the process is tried for this time, then for four
+/// times as long, and so on up to the maximum: all its traps wait for each try. After so many failures
+/// a connection stays at home.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(64);
 const MAX_FAILURES: u32 = 5;
 
 /// The connections of a process that home has offered.
@@ -67,6 +69,8 @@ pub(crate) struct Connections {
     moving: Option<Moving>,
     /// Number of moves so far.
     moves: u64,
+    /// No connection is taken before this time, and the length of this pause.
+    pause: Option<(Instant, Duration)>,
     /// The descriptors at home that are waited for together with connections.
     watched: WatchedDescriptors,
     /// The epoll sets that have connections as members.
@@ -101,8 +105,8 @@ struct Connection {
     returns: u32,
     /// How often it could not be taken since it was offered.
     failures: u32,
-    /// It is not tried again before this time.
-    retry_at: Option<Instant>,
+    /// Home's tern-net has given it up while it was being taken.
+    is_given_up: bool,
 }
 
 #[derive(Debug)]
@@ -148,19 +152,7 @@ pub(crate) enum Moved {
 impl Connection {
     /// A connection that home has offered.
     fn offered(token: ConnectionToken) -> Self {
-        Self { token, socket: None, returns: 0, failures: 0, retry_at: None }
-    }
-
-    /// Whether it is time to try to take it.
-    fn is_due(&self) -> bool {
-        self.retry_at.is_none_or(|at| Instant::now() >= at)
-    }
-
-    /// Records that it could not be taken. Returns whether it is tried again.
-    fn postpone(&mut self) -> bool {
-        self.retry_at = Some(Instant::now() + FIRST_RETRY * 4_u32.pow(self.failures));
-        self.failures += 1;
-        self.failures < MAX_FAILURES
+        Self { token, socket: None, returns: 0, failures: 0, is_given_up: false }
     }
 
     /// Whether it is here and not lost.
@@ -349,22 +341,25 @@ impl Connections {
         match moved {
             Moved::Taken(Ok((socket, stream))) => {
                 let socket = Arc::new(socket);
-                connection.socket = Some(LocalSocket {
-                    socket,
-                    in_use: stream,
-                    is_lost: false,
-                    in_guest: false,
-                    is_broken: false,
-                });
+                let mut local =
+                    LocalSocket { socket, in_use: stream, is_lost: false, in_guest: false, is_broken: false };
+                if connection.is_given_up {
+                    local.reset();
+                }
+                connection.socket = Some(local);
+                self.pause = None;
                 // Its readiness is not home's any more.
                 self.watched.replace(fd).then_some(fd)
             }
             Moved::Taken(Err(error)) => {
                 tracing::info!(%error, fd, failures = connection.failures, "a connection stays at home");
                 // Home, or a tern-net, may only have been slow.
-                if !connection.postpone() {
+                connection.failures += 1;
+                if connection.failures >= MAX_FAILURES || connection.is_given_up {
                     self.by_fd.remove(&fd);
                 }
+                let length = self.pause.map_or(FIRST_PAUSE, |(_, length)| MAX_PAUSE.min(length * 4));
+                self.pause = Some((Instant::now() + length, length));
                 None
             }
             Moved::Returned(Ok(())) => {
@@ -467,11 +462,18 @@ impl Connections {
 
     /// Resets a connection that home's tern-net has given up, or forgets its offer.
     pub(crate) fn lose(&mut self, fd: i32) {
-        match self.by_fd.get_mut(&fd).map(|known| &mut known.socket) {
-            Some(Some(local)) => local.reset(),
-            Some(None) if self.moving.is_none() => drop(self.by_fd.remove(&fd)),
-            _ => {}
+        let is_moving = self.moving.as_ref().is_some_and(|moving| moving.fd == fd);
+        let Some(known) = self.by_fd.get_mut(&fd) else { return };
+        match &mut known.socket {
+            Some(local) => local.reset(),
+            None if is_moving => known.is_given_up = true,
+            None => drop(self.by_fd.remove(&fd)),
         }
+    }
+
+    /// Whether it is time to take a connection.
+    fn may_take(&self) -> bool {
+        self.pause.is_none_or(|(until, _)| Instant::now() >= until)
     }
 
     fn begin_take(&mut self, fd: i32) {
@@ -542,15 +544,31 @@ mod tests {
     fn connection_that_could_not_be_taken_is_tried_again() {
         let mut connections = offered(5);
         for failures in 1..=MAX_FAILURES {
-            let known = connections.by_fd.get_mut(&5).unwrap();
-            assert!(known.is_due() == (failures == 1), "after {failures} failures");
-            known.retry_at = None;
-            assert!(known.is_due());
+            assert!(connections.may_take() == (failures == 1), "after {failures} failures");
+            connections.pause = connections.pause.map(|(_, length)| (Instant::now(), length));
+            assert!(connections.may_take());
             connections.begin_take(5);
             let (number, _request) = connections.start_move().unwrap();
             connections.finish_move(number, Moved::Taken(Err(io::ErrorKind::TimedOut.into())));
         }
         assert!(!connections.is_used(), "it stays at home");
+        assert_eq!(connections.pause.map(|(_, length)| length), Some(MAX_PAUSE));
+    }
+
+    #[test]
+    fn connection_that_home_gives_up_while_it_is_taken_is_reset() {
+        for is_taken in [true, false] {
+            let mut connections = offered(5);
+            connections.receive_notices(&[(6, FileNotice::Connection(TOKEN))], true);
+            connections.begin_take(5);
+            let (number, _request) = connections.start_move().unwrap();
+            [5, 6].into_iter().for_each(|fd| connections.lose(fd));
+            assert!(!connections.by_fd.contains_key(&6), "its offer has ended");
+            let moved = if is_taken { local() } else { Err(io::ErrorKind::NotFound.into()) };
+            connections.finish_move(number, Moved::Taken(moved));
+            let is_usable = connections.by_fd.get(&5).map(Connection::is_usable);
+            assert_eq!(is_usable, is_taken.then_some(false));
+        }
     }
 
     #[test]

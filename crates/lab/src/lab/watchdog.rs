@@ -31,7 +31,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts a watchdog, which reserves the name of this lab. After an error nothing is reserved.
+    /// Starts a watchdog, which reserves the name of this lab. After an error nothing is
+    /// reserved, unless the watchdog was killed: the next start of a lab of this name cleans up.
     pub(crate) fn reserve(helper: &Path, lab: &LabName) -> Result<Self> {
         let mut command = roles::command(helper, "watchdog", lab);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");

@@ -42,7 +42,7 @@ pub(crate) fn describe() -> Command {
              For a placed command, WHERE is placing while a node is chosen, queued while it waits for free capacity, \
              and TIME is how long it has run or waited.\n\n\
              With -n there is a row for each socket: WHERE is the node that has it, LOCAL and PEER are its ends, and \
-             REASON says why it is at home while its process is not. Other users' sockets are listed for root only.",
+             REASON says why it is at home while its process is not. Other users' sockets are listed only for root and the user who runs ternd.",
         )
         .after_help(help::after_help(
             "  mps\n  mps -J 7\n  mps -x                  what mexec and mpmake run\n  mps -n                  where the connections are\n  mps --json | jq '.[] | select(.where == 2) | .pid'",

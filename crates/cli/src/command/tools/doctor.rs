@@ -20,7 +20,7 @@ pub(crate) fn describe() -> Command {
         .about("Check whether this node has what Tern needs")
         .long_about(
             "Check whether this node has what Tern needs, and show the consequence of each lack and its remedy. \
-             Kernel features are tried in child processes, not looked up; nothing on the node is changed. Run it \
+             Kernel features are tried, in child processes or namespaces of their own, not looked up; nothing on the node is changed. Run it \
              as the user who runs ternd, because some results depend on the user.",
         )
         .after_help(help::after_help(

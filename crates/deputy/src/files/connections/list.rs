@@ -1,9 +1,8 @@
 //! The list of a process's network sockets for `mps -n`: where each is, and why it stays at home.
 
-use super::{ConnectionOffers, StayReason, socket};
+use super::{ConnectionOffers, MAX_OFFERS, StayReason, TRANSFERS_BEFORE_OFFER, socket};
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname, sockopt};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 
 /// Maximum number of sockets that are listed of a process, and of descriptors that are looked at.
 const MAX_SOCKETS: usize = 256;
@@ -25,49 +24,74 @@ impl StayReason {
         match self {
             Self::Unexamined => "not examined in time, tried again later",
             Self::NoTernNet => "this node moves no connections (connections in ternd.toml)",
-            Self::Kind => "its peer is on this node, or its close waits (SO_LINGER)",
+            Self::Kind => "not plain TCP, its peer is on this node, or SO_LINGER was set",
             Self::EpollSet => "in an epoll set that only this node can make",
-            Self::Unprivileged => "this node's ternd does not run as root",
+            Self::Unknowable => "this node cannot find out whether other processes use it",
             Self::Shared => "another process uses it",
-            Self::Lost => "tern-net has ended",
+            Self::Lost => "tern-net has given it up",
         }
     }
 }
 
-impl ConnectionOffers {
-    /// The network sockets of a process that is away, in the order of their descriptors.
-    pub(crate) fn list(&self, pid: i32) -> Vec<ListedSocket> {
-        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-        let mut fds: Vec<i32> = entries.filter_map(number).take(MAX_DESCRIPTORS).collect();
-        fds.sort_unstable();
-        fds.into_iter().filter_map(|fd| self.describe(fd, &socket(pid, fd)?)).take(MAX_SOCKETS).collect()
-    }
+/// A network socket, as the kernel shows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Socket {
+    fd: i32,
+    local: SocketAddr,
+    peer: Option<SocketAddr>,
+    is_stream: bool,
+    listens: bool,
+}
 
-    /// Describes a socket; none if it is not of the internet protocols.
-    fn describe(&self, fd: i32, socket: &OwnedFd) -> Option<ListedSocket> {
-        if !matches!(sockopt::socket_domain(socket).ok()?, AddressFamily::INET | AddressFamily::INET6) {
+/// The network sockets of a process, in the order of their descriptors. Waits while the process
+/// executes a program.
+pub(crate) fn sockets(pid: i32) -> Vec<Socket> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let mut fds: Vec<i32> = entries.filter_map(number).take(MAX_DESCRIPTORS).collect();
+    fds.sort_unstable();
+    fds.into_iter().filter_map(|fd| Socket::of(pid, fd)).take(MAX_SOCKETS).collect()
+}
+
+impl Socket {
+    /// A socket of the internet protocols; none if it is another file.
+    fn of(pid: i32, fd: i32) -> Option<Self> {
+        let socket = socket(pid, fd)?;
+        if !matches!(sockopt::socket_domain(&socket).ok()?, AddressFamily::INET | AddressFamily::INET6) {
             return None;
         }
-        let local = address(getsockname(socket).ok()?)?;
-        let peer = getpeername(socket).ok().flatten().and_then(address);
+        Some(Self {
+            fd,
+            local: address(getsockname(&socket).ok()?)?,
+            peer: getpeername(&socket).ok().flatten().and_then(address),
+            is_stream: sockopt::socket_type(&socket).is_ok_and(|kind| kind == SocketType::STREAM),
+            listens: sockopt::socket_acceptconn(&socket).unwrap_or(false),
+        })
+    }
+}
+
+impl ConnectionOffers {
+    /// Describes a socket of the process, which is away.
+    pub(crate) fn describe(&self, socket: Socket) -> ListedSocket {
+        let Socket { fd, local, peer, is_stream, listens } = socket;
         let offer = self.offered.get(&fd);
         if let (Some(offer), None) = (offer, peer) {
             // The descriptor refers to the placeholder.
             let (local, peer) = (canonical(offer.ends.0), Some(canonical(offer.ends.1)));
-            return Some(ListedSocket { fd, local, peer, stays: None });
+            return ListedSocket { fd, local, peer, stays: None };
         }
-        let is_stream = sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM);
-        let reason = self.refused.get(&fd);
-        let stays = match reason {
-            _ if sockopt::socket_acceptconn(socket).unwrap_or(false) => "listens",
+        let is_ripe = self.transfers.get(&fd).is_some_and(|count| *count >= TRANSFERS_BEFORE_OFFER);
+        let stays = match self.refused.get(&fd) {
+            _ if listens => "listens",
             _ if !is_stream => "not TCP",
             _ if peer.is_none() => "not connected",
-            _ if offer.is_some() => "its node has not taken it",
+            _ if offer.is_some() => "its node does not take it (yet)",
             Some(reason) => reason.text(),
+            None if is_ripe && self.offered.len() >= MAX_OFFERS => "the process has too many that may move",
+            None if is_ripe => StayReason::Unexamined.text(),
             None => "few transfers so far",
         };
-        Some(ListedSocket { fd, local, peer, stays: Some(stays) })
+        ListedSocket { fd, local, peer, stays: Some(stays) }
     }
 }
 
@@ -98,7 +122,7 @@ mod tests {
             refused: [(client.as_raw_fd(), StayReason::Kind)].into(),
             ..ConnectionOffers::default()
         };
-        let list = offers.list(me);
+        let list: Vec<_> = sockets(me).into_iter().map(|socket| offers.describe(socket)).collect();
         let find = |fd: i32| list.iter().find(|listed| listed.fd == fd);
         let listens = find(listener.as_raw_fd()).unwrap();
         assert_eq!((listens.stays, listens.peer), (Some("listens"), None));

@@ -133,7 +133,7 @@ impl Process {
         let sets = ConnectionOffers::epoll_sets_of_movable(pid, fd)?;
         let can_be_examined = rustix::process::geteuid().is_root() && !self.in_parent_memory;
         if !can_be_examined {
-            return Err(StayReason::Unprivileged);
+            return Err(StayReason::Unknowable);
         }
         let fds = std::iter::once(fd).chain(sets.iter().map(|(set, _)| *set));
         let is_exclusive = match self.has_own_descriptors(comparisons) {

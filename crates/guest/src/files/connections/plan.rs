@@ -56,7 +56,7 @@ impl Connections {
                 Some(local) if is_local_call(nr, args) && !local.is_broken => {
                     return Plan::LetThrough([fd].into());
                 }
-                None if is_transfer(nr) && connection.is_due() && !self.others.may_use(fd) => {
+                None if is_transfer(nr) && self.may_take() && !self.others.may_use(fd) => {
                     return Plan::Take(fd);
                 }
                 _ => {}
