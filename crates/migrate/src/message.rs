@@ -185,6 +185,9 @@ pub enum FileNotice {
     /// The delegated file, which home sees through MFS, is stored on the guest's own node, where
     /// the guest can open it.
     LocalFile(NodeFile),
+    /// The delegation is to be returned: the file system is nearly full, so that a delayed write
+    /// might fail.
+    Recalled,
     /// Attributes and first bytes of the delegated file that this very call opened.
     Prefetched(Box<OpenPrefetch>),
     /// The delegated file is read only and on a file system that home declares as shared. A node

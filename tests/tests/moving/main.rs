@@ -5,6 +5,7 @@ mod busy;
 mod control_group;
 mod every_call;
 mod faults;
+mod full_disk;
 mod home_load;
 mod journeys;
 mod leaks;

@@ -9,7 +9,7 @@ mod offer_shared;
 use crate::files::connections::ConnectionOffers;
 use crate::files::timed_worker::TimedWorker;
 use crate::files::watches::Watches;
-use rustix::fs::{Stat, fstat};
+use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,6 +44,18 @@ const MAX_READ_DELEGATIONS: usize = 16;
 /// some twenty calls.
 pub(crate) const MIN_LOCAL_OPEN_SIZE: u64 = 64 << 10;
 
+/// Files are delegated for writing only while their file system has room for so many bytes. A program
+/// has at most 256 KiB of delayed writes. So they fail only if this is used up within the second for
+/// which they may be delayed.
+const MIN_ROOM: u64 = 64 << 20;
+
+/// Whether the file system of a file has room for delayed writes. Quotas of users are not considered.
+fn has_room(file: &OwnedFd) -> bool {
+    let found = rustix::fs::fstatvfs(file);
+    // A tmpfs without a limit reports no blocks.
+    found.is_ok_and(|fs| fs.f_blocks == 0 || fs.f_bavail.saturating_mul(fs.f_frsize) >= MIN_ROOM)
+}
+
 /// The delegated files of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Delegations {
@@ -57,6 +69,9 @@ pub(crate) struct Delegations {
     write_delegations: BTreeMap<i32, WriteDelegation>,
     /// The MFS trees in which the process has files open.
     trees: MfsMounts,
+    /// Descriptors with delayed writes that were made since the room on their file systems was
+    /// checked.
+    flushed: BTreeSet<i32>,
     /// Errors of delayed writes that were not reported to the program yet, by descriptor.
     errors: BTreeMap<i32, i64>,
     /// Whether the process shares its descriptor table with no other process, once checked.
@@ -66,7 +81,7 @@ pub(crate) struct Delegations {
     /// Number of forwarded transfers, by descriptor.
     transfers: BTreeMap<i32, u32>,
     /// Descriptors that are not checked again: another process shares the open file, or may share
-    /// it.
+    /// it, or its file system is nearly full.
     pub(super) not_exclusive: BTreeSet<i32>,
     /// The connections that are offered to the guest's node.
     pub(crate) connections: ConnectionOffers,
@@ -79,6 +94,8 @@ struct Delegable {
     file: FileDelegation,
     /// Its location, if it is in MFS.
     location: Option<NodeFile>,
+    /// It is in MFS or on a file system that nodes share.
+    is_elsewhere: bool,
     /// Its status, if it has been opened just now.
     attributes: Option<FileAttributes>,
 }
@@ -88,6 +105,8 @@ struct Delegable {
 struct WriteDelegation {
     /// Number of bytes of delayed writes.
     bytes: u64,
+    /// It is in MFS or on a file system that nodes share.
+    is_elsewhere: bool,
     /// Its device and inode, if it may be in MFS and its location has not been looked up yet.
     elsewhere: Option<(u64, u64)>,
 }
@@ -189,6 +208,7 @@ impl Delegations {
             libc::SYS_pwrite64 if ret == length.cast_signed() => {
                 if let Some(written) = self.write_delegations.get_mut(&(fd as i32)) {
                     written.bytes = written.bytes.saturating_add(length);
+                    self.flushed.insert(fd as i32);
                 }
             }
             libc::SYS_pwrite64 => {
@@ -234,6 +254,7 @@ impl Delegations {
         self.write_delegations.remove(&one);
         self.transfers.remove(&one);
         self.not_exclusive.remove(&one);
+        self.flushed.remove(&one);
         self.errors.remove(&one);
     }
 
@@ -243,10 +264,10 @@ impl Delegations {
         &mut self,
         fd: i32,
         file: &FileDelegation,
-        elsewhere: Option<(u64, u64)>,
+        (is_elsewhere, elsewhere): (bool, Option<(u64, u64)>),
     ) -> Option<(i32, FileNotice)> {
         if file.can_write {
-            self.write_delegations.insert(fd, WriteDelegation { bytes: 0, elsewhere });
+            self.write_delegations.insert(fd, WriteDelegation { bytes: 0, is_elsewhere, elsewhere });
         }
         if self.read_delegations.len() <= MAX_READ_DELEGATIONS {
             return None;
@@ -255,6 +276,25 @@ impl Delegations {
         self.read_delegations.remove(&other);
         self.not_exclusive.insert(other);
         Some((other, FileNotice::Changed))
+    }
+
+    /// Recalls the delegations of files that were written, if their file system is nearly full. Until
+    /// they are closed, home makes each write, and the program gets the error.
+    fn recall_without_room(&mut self, pid: i32) -> Vec<(i32, FileNotice)> {
+        let Self { flushed, write_delegations, not_exclusive, .. } = self;
+        let is_full = |fd: &i32| {
+            // A server is not asked: it might not answer.
+            let is_local = write_delegations.get(fd).is_some_and(|written| !written.is_elsewhere);
+            let opened =
+                || open(format!("/proc/{pid}/fd/{fd}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+            is_local && opened().is_ok_and(|file| !has_room(&file))
+        };
+        let full: Vec<i32> = std::mem::take(flushed).into_iter().filter(is_full).collect();
+        for fd in &full {
+            write_delegations.remove(fd);
+            not_exclusive.insert(*fd);
+        }
+        full.into_iter().map(|fd| (fd, FileNotice::Recalled)).collect()
     }
 
     /// The location of a file that is worth opening on its own node because so much was written to

@@ -344,6 +344,9 @@ impl FileCache {
                 {
                     self.accept_delegation(*fd, *delegation);
                 }
+                (FileNotice::Recalled, _) => {
+                    self.files.get_mut(fd).into_iter().for_each(|file| file.is_returning = true);
+                }
                 (FileNotice::Prefetched(prefetch), _) => {
                     sent_at.iter().for_each(|sent_at| self.store_prefetched(*fd, prefetch, *sent_at));
                 }

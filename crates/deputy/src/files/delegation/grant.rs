@@ -2,7 +2,7 @@
 
 use super::{
     Delegable, Delegations, FileVersion, MAX_NODE_CLOCK_DIFFERENCE, MIN_LOCAL_OPEN_SIZE, ReadDelegation,
-    TIMESTAMP_GRANULARITY,
+    TIMESTAMP_GRANULARITY, has_room,
 };
 use crate::calls::current::CurrentCall;
 use crate::files::attributes::file_attributes;
@@ -80,17 +80,18 @@ impl Process {
         if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
             && self.has_exclusive_files(comparisons)
             && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd, comparisons))
-            && let Some(Delegable { file, location, attributes }) =
+            && let Some(Delegable { file, location, is_elsewhere, attributes }) =
                 self.try_delegate(fd, is_new, shared_filesystems)
             && !is_shared(file.id)
         {
             let elsewhere = (!file.is_home_local && location.is_none()).then_some(file.id);
-            notices.extend(self.delegations.grant(fd, &file, elsewhere));
+            notices.extend(self.delegations.grant(fd, &file, (is_elsewhere, elsewhere)));
             notices.push((fd, FileNotice::Delegated(file)));
             notices.extend(location.map(|location| (fd, FileNotice::LocalFile(location))));
             let prefetch = attributes.map(|attributes| OpenPrefetch { attributes, content: None });
             notices.extend(prefetch.map(|prefetch| (fd, FileNotice::Prefetched(Box::new(prefetch)))));
         }
+        notices.extend(self.delegations.recall_without_room(self.memory.pid()));
         notices.extend(self.delegations.offer_written_location(self.memory.pid()));
         notices.extend(self.delegations.offer_shared(self.memory.pid(), shared_filesystems));
         notices
@@ -217,7 +218,7 @@ impl Process {
             std::fs::read_link(&path)
                 .map_or(true, |to| to.starts_with("/dev/shm") || to.starts_with("/memfd:"))
         };
-        if !elsewhere && memory() || writes && bound() {
+        if !elsewhere && memory() || writes && (bound() || !elsewhere && !has_room(&file)) {
             return None;
         }
         let shows_attributes = is_new && !is_shared && self.shares_user_namespace();
@@ -265,7 +266,7 @@ impl Process {
             can_write: writes,
             is_home_local: !elsewhere && is_new,
         };
-        Some(Delegable { file, location, attributes })
+        Some(Delegable { file, location, is_elsewhere: elsewhere, attributes })
     }
 
     /// Whether uids and gids mean the same for the process as for the shim.
