@@ -1,6 +1,41 @@
 /* Proves: dup, dup2, dup3, F_DUPFD, close-on-exec, close_range and inheritance over fork: one
- * descriptor table, that of home. */
+ * descriptor table, that of home. Threads, children and moves need none of its numbers. */
 #include "program.h"
+#include <pthread.h>
+#include <sys/resource.h>
+
+static void *same(void *argument) { return argument; }
+
+/* Creates a thread and a child while no descriptor is free. */
+static void use_all_descriptors(void)
+{
+	enum { MOST = 40 };
+	struct rlimit usual, few;
+	CHECK_IS(getrlimit(RLIMIT_NOFILE, &usual), 0);
+	few = (struct rlimit){ MOST, usual.rlim_max };
+	CHECK_IS(setrlimit(RLIMIT_NOFILE, &few), 0);
+	int copies[MOST], count = 0;
+	while ((copies[count] = dup(1)) >= 0)
+		count++;
+	CHECK_IS(errno, EMFILE);
+	pthread_t thread;
+	CHECK_IS(pthread_create(&thread, NULL, same, NULL), 0);
+	CHECK_IS(pthread_join(thread, NULL), 0);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK_IS(dup(1), -1);
+		_exit(0);
+	}
+	await_exit(child, 0);
+	rest_ms(5);
+	CHECK_IS(dup(1), -1);
+	CHECK_IS(getrlimit(RLIMIT_NOFILE, &few), 0);
+	CHECK_IS(few.rlim_cur, MOST);
+	while (count > 0)
+		CHECK_IS(close(copies[--count]), 0);
+	CHECK_IS(setrlimit(RLIMIT_NOFILE, &usual), 0);
+}
 
 int main(void)
 {
@@ -40,6 +75,7 @@ int main(void)
 		CHECK_IS(low, fd);
 		close(low);
 		CHECK_IS(fcntl(12345, F_GETFD), -1);
+		use_all_descriptors();
 	} while (going());
 	CHECK_IS(unlink("d"), 0);
 	leave_scratch();

@@ -9,11 +9,11 @@ use crate::process::Process;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use tern_tracee::stop::Stopped;
-use tern_tracee::{Memory, Result};
+use tern_tracee::{Error, Memory, Result, limit};
 
 impl Process {
     /// A stopped deputy has just opened a file. If it is one of /proc's files about memory, puts
-    /// `view` in its place. Then resumes the deputy. If there is no free descriptor for this, the
+    /// `view` in its place. Then resumes the deputy. If the kernel refuses the memory for this, the
     /// program sees the deputy's file.
     ///
     /// # Errors
@@ -28,9 +28,14 @@ impl Process {
         // The memfd's name is what /proc/PID/fd shows for it: the path that was opened.
         Memory::open(pid)?.write(reserve.scratch(), &name)?;
         let create_args = [reserve.scratch(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
-        let memfd = injection.call(libc::SYS_memfd_create, create_args)?;
-        if memfd >= 0 {
-            let (memfd, opened) = (memfd.cast_unsigned(), opened.cast_unsigned());
+        let create = || injection.must("make a view", libc::SYS_memfd_create, create_args);
+        let memfd = match limit::with_spare_descriptors(pid, create) {
+            Ok(memfd) => Some(memfd),
+            Err(Error::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(memfd) = memfd {
+            let opened = opened.cast_unsigned();
             let shim_side = fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/fd/{memfd}"));
             if shim_side.and_then(|mut file| std::io::Write::write_all(&mut file, &text)).is_ok() {
                 let get_flags = [opened, libc::F_GETFD as u64, 0, 0, 0, 0];

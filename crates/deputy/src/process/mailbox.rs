@@ -371,6 +371,10 @@ impl Data {
 /// Creates shared memory in a process and maps it there at the address `at`, or, unless
 /// `must_be_there`, at any free address. Returns the shim's descriptor of the memory and the
 /// address. `name` is the address of the memory's name in the process.
+///
+/// The program must not notice that it has no descriptor free: then the memory has no name, and the
+/// shim opens it by its mapping, which needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc(5),
+/// map_files).
 fn map_shared(
     call: &mut dyn FnMut(i64, [u64; 6]) -> Result<i64>,
     pid: i32,
@@ -379,22 +383,30 @@ fn map_shared(
     at: u64,
     must_be_there: bool,
 ) -> Result<(OwnedFd, u64)> {
+    let refused = |operation, source| Error::Refused { operation, pid, source };
     let mut must = |operation, nr, args| match call(nr, args)? {
-        ret @ -4095..0 => {
-            let source = std::io::Error::from_raw_os_error((-ret) as i32);
-            Err(Error::Refused { operation, pid, source })
-        }
+        ret @ -4095..0 => Err(refused(operation, std::io::Error::from_raw_os_error((-ret) as i32))),
         ret => Ok(ret.cast_unsigned()),
     };
-    let number =
-        must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
-    // Through the thread that created it, since the first thread may have exited.
-    let path = format!("/proc/{pid}/fd/{number}");
-    let memory = std::fs::File::options().read(true).write(true).open(path);
-    let memory = memory.and_then(|memory| memory.set_len(size as u64).map(|()| memory));
-    let memory = memory.map_err(|source| Error::Refused { operation: "size a mailbox", pid, source });
+    let open = |path: String| std::fs::File::options().read(true).write(true).open(path);
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = libc::MAP_SHARED | if must_be_there { libc::MAP_FIXED } else { 0 };
+    let created =
+        must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0]);
+    let number = match created {
+        Err(Error::Refused { source, .. }) if source.raw_os_error() == Some(libc::EMFILE) => {
+            let flags = (flags | libc::MAP_ANONYMOUS) as u64;
+            let mapped = must("map a mailbox", libc::SYS_mmap, [at, size as u64, prot, flags, u64::MAX, 0])?;
+            let path = format!("/proc/{pid}/map_files/{mapped:x}-{:x}", mapped + size as u64);
+            let memory = open(path).map_err(|source| refused("open a mailbox", source))?;
+            return Ok((memory.into(), mapped));
+        }
+        created => created?,
+    };
+    // Through the thread that created it, since the first thread may have exited.
+    let memory = open(format!("/proc/{pid}/fd/{number}"));
+    let memory = memory.and_then(|memory| memory.set_len(size as u64).map(|()| memory));
+    let memory = memory.map_err(|source| refused("size a mailbox", source));
     let mapped = must("map a mailbox", libc::SYS_mmap, [at, size as u64, prot, flags as u64, number, 0]);
     must("close a mailbox", libc::SYS_close, [number, 0, 0, 0, 0, 0])?;
     Ok((memory?.into(), mapped?))

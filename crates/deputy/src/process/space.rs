@@ -13,7 +13,7 @@ use tern_tracee::batch::{BatchArea, InjectedCall, run_calls, wait_briefly};
 use tern_tracee::inject::Injection;
 use tern_tracee::pidfd::Pidfd;
 use tern_tracee::procfs::{self, Mapping};
-use tern_tracee::{Error, Memory, Result};
+use tern_tracee::{Error, Memory, Result, limit};
 
 /// A process at home under injection.
 #[derive(Debug)]
@@ -92,6 +92,11 @@ impl<'a> HomeSpace<'a> {
             self.memory.write_forced(part, &[byte, 1].map(u64::to_le_bytes).concat())?;
             let args = [theirs, head, libc::MSG_CMSG_CLOEXEC as u64, 0, 0, 0];
             self.injection.must("receive a file", libc::SYS_recvmsg, args)?;
+            // The length of the control data, which shows whether a number was free.
+            if self.memory.word(head + 40)? == 0 {
+                let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+                return Err(Error::Refused { operation: "receive a file", pid, source });
+            }
             // struct cmsghdr: length, level, type; and then the descriptor.
             Ok(self.memory.word(control + 16)? & 0xffff_ffff)
         });
@@ -177,9 +182,12 @@ impl HomeSpace<'_> {
         if file.is_object {
             return self.remap_shared(region, file, offset);
         }
-        let given = self.pass_descriptor(number)?;
+        let given = limit::with_spare_descriptors(pid, || self.pass_descriptor(number))?;
         let name = String::from_utf8_lossy(&file.path).into_owned();
-        let fd = given.map_or_else(|| self.open(file), Ok)?;
+        let fd = match given {
+            Some(fd) => fd,
+            None => limit::with_spare_descriptors(pid, || self.open(file))?,
+        };
         // A descriptor that the shim passed needs no check: its file was found by device and inode,
         // or has the same content.
         let same = given.is_some()
