@@ -206,7 +206,7 @@ def wait_for(what, check):
     end = time.monotonic() + PATIENCE
     while not check():
         if time.monotonic() > end:
-            raise SystemExit(f"{what}")
+            raise SystemExit(what)
         time.sleep(0.1)
 
 

@@ -143,6 +143,14 @@ pub struct ConnectionRow {
     pub command: String,
 }
 
+impl ConnectionRow {
+    /// Maximum number of rows in a list, and of characters of each command line. Together they fit in
+    /// a document.
+    pub const MAX_ROWS: usize = 4096;
+    /// See [`Self::MAX_ROWS`].
+    pub const MAX_COMMAND: usize = 128;
+}
+
 /// A command placed by mexec: one of this node's, or another node's that runs here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedRow {

@@ -265,7 +265,7 @@ impl ProcessImage {
             // blocked. At home, where signals wait, such an action is there already.
             let is_there = must_set
                 && title.is_none()
-                && is_ignored(action, at as i32 + 1)
+                && is_ignored(action[0], at as i32 + 1)
                 && signal_action(space, memory, reserve, at as u64 + 1)? == *action;
             if must_set && !is_there {
                 set_signal_action(space, memory, reserve, at as u64 + 1, action)?;
@@ -463,9 +463,10 @@ fn signal_action(
     Ok(action)
 }
 
-/// Whether this action ignores the signal.
-fn is_ignored(action: &Action, signal: i32) -> bool {
-    action[0] == SIG_IGN || action[0] == SIG_DFL && is_ignored_by_default(signal)
+/// Whether this handler value ignores the signal.
+#[must_use]
+pub fn is_ignored(handler: u64, signal: i32) -> bool {
+    handler == SIG_IGN || handler == SIG_DFL && is_ignored_by_default(signal)
 }
 
 /// Sets the action of a signal, except SIGKILL and SIGSTOP.

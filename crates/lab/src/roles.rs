@@ -12,7 +12,7 @@
 //! | `watchdog LAB` | the machine | reserves the name, and takes the lab down when its owner dies |
 //!
 //! Long-running helpers print `ready`, or `failed` and the reason, to standard output, and then
-//! close it. The watchdog prints `reserved` instead.
+//! close it. The watchdog prints whether the name is reserved instead.
 
 use crate::error::{LabError, Result, WithContext};
 use crate::lab::options::LabName;

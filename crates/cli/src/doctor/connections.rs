@@ -19,25 +19,24 @@ pub(super) fn probe() -> Vec<Finding> {
 
 /// `runs`: tern-net runs on this node.
 fn finding(is_on: bool, runs: bool, parts: &[tern_redirect::Finding]) -> Finding {
-    let name = NAME;
     let lack = |optional: bool| parts.iter().find(|part| !part.possible && part.optional == optional);
     match (is_on, lack(false), lack(true)) {
-        (false, None, _) => Finding::ok(name, "possible, but off (connections in ternd.toml)"),
+        (false, None, _) => Finding::ok(NAME, "possible, but off (connections in ternd.toml)"),
         (false, Some(lack), _) => {
-            Finding::ok(name, format!("off, and not possible here ({}: {})", lack.name, lack.explanation))
+            Finding::ok(NAME, format!("off, and not possible here ({}: {})", lack.name, lack.explanation))
         }
         (true, Some(lack), _) => Finding::limited(
-            name,
+            NAME,
             format!("{}: {}", lack.name, lack.explanation),
             "connections of programs that are away stay at home, and each send and receive is a round trip",
         ),
         (true, None, _) if !runs => {
-            Finding::limited(name, "tern-net does not run", "restart ternd; its log says why tern-net ends")
+            Finding::limited(NAME, "tern-net does not run", "restart ternd; its log says why tern-net ends")
         }
         (true, None, Some(lack)) => {
-            Finding::limited(name, format!("no {}", lack.name), lack.explanation.as_str())
+            Finding::limited(NAME, format!("no {}", lack.name), lack.explanation.as_str())
         }
-        (true, None, None) => Finding::ok(name, "on"),
+        (true, None, None) => Finding::ok(NAME, "on"),
     }
 }
 

@@ -12,7 +12,7 @@ mod list;
 use super::epoll_sets::sets_with;
 use super::watches::copy;
 pub(crate) use list::{ListedSocket, sockets};
-use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketType, ipproto, sockopt};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -115,15 +115,15 @@ impl ConnectionOffers {
         (is_due && self.ending.is_empty()).then_some(fd)
     }
 
-    /// Ends all offers.
-    pub(crate) fn end_all(&mut self) {
+    /// Ends all offers. The caller goes on with the returned value, which has none.
+    pub(crate) fn end_all(&mut self) -> Self {
         let Self { offered, mut ending, .. } = std::mem::take(self);
         ending.extend(offered.into_values().map(|offer| offer.tern_net));
         // tern-net closes the connection when it has closed its descriptor of the socket.
         ending.retain(|tern_net| {
             tern_net.shutdown(Shutdown::Write).is_ok() && !control_socket::is_closed(tern_net)
         });
-        self.ending = ending;
+        Self { ending, ..Self::default() }
     }
 
     /// The offers: each is a connection to tern-net, which closes it to end the offer.
@@ -215,11 +215,14 @@ fn movable_socket(pid: i32, fd: i32) -> Option<(OwnedFd, (SocketAddr, SocketAddr
     if !is_tcp || sockopt::socket_linger(&socket).ok()?.is_some() {
         return None;
     }
-    let address = |name: rustix::net::SocketAddrAny| SocketAddr::try_from(name).ok();
     let own = address(rustix::net::getsockname(&socket).ok()?)?;
     let peer = address(rustix::net::getpeername(&socket).ok()??)?;
     let is_local = peer.ip().to_canonical() == own.ip().to_canonical() || is_loopback(peer.ip());
     (!is_local).then_some((socket, (own, peer)))
+}
+
+fn address(name: SocketAddrAny) -> Option<SocketAddr> {
+    SocketAddr::try_from(name).ok()
 }
 
 /// A copy of a process's descriptor, if it is a socket. It is to be closed soon: a comparison with all
@@ -274,7 +277,7 @@ mod tests {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         let offer = Offer { tern_net, ends: (address, address) };
         let mut offers = ConnectionOffers { offered: [(5, offer)].into(), ..ConnectionOffers::default() };
-        offers.end_all();
+        let mut offers = offers.end_all();
         let mut read = || offers.candidate(libc::SYS_read, &[5, 0, 0, 0, 0, 0], 1 << 20);
         assert_eq!(read(), None);
         assert_eq!(std::io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "tern-net is told");

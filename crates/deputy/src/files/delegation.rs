@@ -182,15 +182,14 @@ impl Delegations {
     fn set_epoch(&mut self, epoch: Epoch) {
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
             let errors = std::mem::take(&mut self.errors);
-            let mut connections = std::mem::take(&mut self.connections);
-            connections.end_all();
+            let connections = self.connections.end_all();
             *self = Self { epoch, errors, connections, ..Self::default() };
         }
     }
 
     /// Ends the offers of connections and the watches of descriptors.
     fn end_offers(&mut self) {
-        self.connections.end_all();
+        self.connections = self.connections.end_all();
         self.watches = Watches::default();
     }
 
@@ -241,8 +240,7 @@ impl Delegations {
             libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
             libc::SYS_close_range | libc::SYS_execve | libc::SYS_execveat => {
                 let Self { epoch, has_own_descriptors, in_same_user_ns, .. } = *self;
-                let mut connections = std::mem::take(&mut self.connections);
-                connections.end_all();
+                let connections = self.connections.end_all();
                 *self = Self { epoch, has_own_descriptors, in_same_user_ns, connections, ..Self::default() };
                 return;
             }

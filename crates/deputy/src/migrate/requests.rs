@@ -43,11 +43,6 @@ const MIN_SIMILAR_SAMPLES: usize = 5;
 /// of 150 runs had no sample below 2 ms within 50 ms.
 const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Maximum number of rows in a list of sockets, and of characters of each command line. Together they
-/// fit in a document.
-const MAX_CONNECTION_ROWS: usize = 4096;
-const MAX_COMMAND: usize = 128;
-
 impl Shim {
     pub(crate) fn handle_requests(&mut self) {
         while let Some(caller) = self.control_socket.accept() {
@@ -99,13 +94,13 @@ impl Shim {
                 local: socket.local,
                 peer: socket.peer,
                 reason: socket.stays.unwrap_or_default().to_owned(),
-                command: process.command.chars().take(MAX_COMMAND).collect(),
+                command: process.command.chars().take(ConnectionRow::MAX_COMMAND).collect(),
             };
             rows.extend(
                 sockets.into_iter().map(|socket| row(process.delegations.connections.describe(socket))),
             );
         }
-        rows.truncate(MAX_CONNECTION_ROWS);
+        rows.truncate(ConnectionRow::MAX_ROWS);
         rows
     }
 

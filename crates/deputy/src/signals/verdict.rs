@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::process::blob;
 use crate::process::space::HomeSpace;
 use tern_ids::HomePid;
-use tern_image::process::{Action, SIG_DFL, SIG_IGN, is_ignored_by_default};
+use tern_image::process::{Action, SIG_DFL, is_ignored};
 use tern_migrate::message::Message;
 use tern_syscall::Interrupted;
 use tern_tracee::registers::{Registers, restart};
@@ -36,8 +36,7 @@ pub(crate) enum Verdict {
 /// The verdict for a signal with this action.
 pub(crate) fn judge(action: u64, signal: i32) -> Verdict {
     match action {
-        SIG_IGN => Verdict::Ignored,
-        SIG_DFL if is_ignored_by_default(signal) => Verdict::Ignored,
+        _ if is_ignored(action, signal) => Verdict::Ignored,
         SIG_DFL => Verdict::Default,
         _ => Verdict::Forward,
     }
@@ -243,6 +242,7 @@ pub(crate) fn repair_interrupted_call(registers: &mut Registers) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tern_image::process::SIG_IGN;
 
     #[test]
     fn verdict_follows_the_action() {

@@ -233,10 +233,7 @@ impl Connections {
 
     /// The connections that are here, by descriptor, with their own and their peer's address.
     pub(crate) fn here(&self) -> impl Iterator<Item = (i32, SocketAddr, SocketAddr)> {
-        let address = |name: SocketAddrAny| {
-            let address = SocketAddr::try_from(name).ok()?;
-            Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
-        };
+        let address = |name: SocketAddrAny| SocketAddr::try_from(name).ok();
         let ends = move |(fd, known): (&i32, &Connection)| {
             let socket = &known.socket.as_ref()?.socket;
             Some((*fd, address(getsockname(socket).ok()?)?, address(getpeername(socket).ok()??)?))

@@ -19,11 +19,6 @@ use tern_wire::Link;
 /// How long to wait for home to receive the notice that a guest was killed.
 const KILL_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum number of rows in a list of connections, and of characters of each command line. Together
-/// they fit in a document.
-const MAX_CONNECTION_ROWS: usize = 4096;
-const MAX_COMMAND: usize = 128;
-
 impl Shim {
     pub(super) fn serve_daemon_requests(&mut self) {
         while let Some(caller) = self.control_socket.accept() {
@@ -76,11 +71,11 @@ impl Shim {
                 local,
                 peer: Some(peer),
                 reason: String::new(),
-                command: guest.command().chars().take(MAX_COMMAND).collect(),
+                command: guest.command().chars().take(ConnectionRow::MAX_COMMAND).collect(),
             };
             guest.process.connections.here().map(row).collect::<Vec<_>>()
         };
-        self.members.iter_mut().flat_map(rows).take(MAX_CONNECTION_ROWS).collect()
+        self.members.iter_mut().flat_map(rows).take(ConnectionRow::MAX_ROWS).collect()
     }
 
     pub(super) fn process_rows(&mut self) -> Vec<ProcessRow> {

@@ -18,9 +18,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::Duration;
 
-/// The watchdog's report that another lab has the name.
-const ALREADY_UP: &str = "already up";
-/// The watchdog's report that the name is reserved.
+/// The watchdog's report: the name is [`RESERVED`], or else another lab has it.
+const REPORT: &str = "name";
 const RESERVED: &str = "reserved";
 
 /// The owner's side.
@@ -42,14 +41,13 @@ impl Watchdog {
         let mut child = command.spawn().with_context(|| format!("start {}", helper.display()))?;
         let (pipe, output) = (child.stdin.take(), child.stdout.take());
         let mut watchdog = Self { child, pipe };
-        let report = output.map_or(Ok(String::new()), |o| read_line_after(&mut BufReader::new(o), ""));
+        let report = match output {
+            Some(output) => read_line_after(&mut BufReader::new(output), REPORT),
+            None => Ok(String::new()),
+        };
         let error = match report {
             Ok(report) if report == RESERVED => return Ok(watchdog),
-            Ok(report) if report == ALREADY_UP => LabError::AlreadyUp(lab.clone()),
-            Ok(report) => {
-                let message = report.strip_prefix("failed ").unwrap_or("it exited without a message");
-                LabError::Failed { what: "the lab's watchdog".to_owned(), message: message.to_owned() }
-            }
+            Ok(_) => LabError::AlreadyUp(lab.clone()),
             Err(error) => error,
         };
         // The end of the pipe removes the name if it was reserved in spite of the error.
@@ -72,14 +70,14 @@ impl Watchdog {
 
 /// The watchdog's side.
 pub(crate) fn main(lab: &LabName) -> Result<u8> {
-    let report = |line: &str| {
+    let report = |name_is: &str| {
         // The owner may have died, which its pipe tells below.
-        let _ = writeln!(std::io::stdout(), "{line}");
+        let _ = writeln!(std::io::stdout(), "{REPORT} {name_is}");
     };
     match reserve_name(lab) {
         Ok(()) => report(RESERVED),
         Err(LabError::AlreadyUp(_)) => {
-            report(ALREADY_UP);
+            report("taken");
             return Ok(0);
         }
         Err(error) => return Err(error),

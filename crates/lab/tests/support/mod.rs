@@ -44,12 +44,20 @@ pub(crate) fn output_of(node: &Node, script: &str) -> String {
 }
 
 /// Waits until the condition holds, for at most 20 s.
-pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(holds_in_time(condition), "never: {what}");
+}
+
+/// Whether the condition holds within 20 s.
+fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(20);
     while !condition() {
-        assert!(Instant::now() < end, "never: {what}");
+        if Instant::now() >= end {
+            return false;
+        }
         thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// Runs a closure in the node's network namespace.
@@ -118,15 +126,8 @@ pub(crate) fn remains(name: &LabName) -> Vec<String> {
 
 /// Waits until no trace of the lab remains.
 pub(crate) fn assert_gone(name: &LabName) {
-    let end = Instant::now() + Duration::from_secs(20);
-    loop {
-        let found = remains(name);
-        if found.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < end, "left of the lab: {found:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let is_gone = holds_in_time(|| remains(name).is_empty());
+    assert!(is_gone, "left of the lab: {:?}", remains(name));
 }
 
 /// A `tern-lab` command with these arguments, for the lab of this name.

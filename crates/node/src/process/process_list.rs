@@ -15,9 +15,6 @@ use tern_ids::NodeId;
 const MAX_ROWS: usize = 2048;
 const MAX_CHARS: usize = 128;
 
-/// Maximum number of rows in a list of connections. The shims limit the length of each.
-const MAX_CONNECTION_ROWS: usize = 4096;
-
 /// Timeout of a request for the list of another node.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -36,7 +33,13 @@ pub(crate) fn connections(node: &Node, caller: Caller) -> Vec<ConnectionRow> {
     let mut rows: Vec<_> = replies.flat_map(rows).collect();
     rows.retain(|row| caller.owns_node() || row.uid == caller.uid);
     rows.sort_by_key(|row| (row.from, row.pid, row.fd));
-    rows.truncate(MAX_CONNECTION_ROWS);
+    rows.truncate(ConnectionRow::MAX_ROWS);
+    for row in &mut rows {
+        // A socket for IPv6 shows an IPv4 address in another form.
+        for address in std::iter::once(&mut row.local).chain(&mut row.peer) {
+            address.set_ip(address.ip().to_canonical());
+        }
+    }
     rows
 }
 

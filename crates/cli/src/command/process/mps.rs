@@ -87,19 +87,27 @@ fn has_moved(row: &ProcessRow) -> bool {
     row.state != "home" || row.from.is_some() || row.migrations > 0 || !row.reason.is_empty()
 }
 
+/// A cell that may be empty.
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+fn reason(text: &str) -> String {
+    if text.is_empty() { "-".into() } else { output::sanitize(text) }
+}
+
 fn table(rows: &[ProcessRow]) -> output::Table {
     let mut table =
         output::Table::new(&[">PID", ">WHERE", ">FROM", "STATE", ">TIME", ">MIGS", "REASON", "COMMAND"]);
-    let node = |node: Option<tern_ids::NodeId>| node.map_or_else(|| "-".into(), |node| node.to_string());
     for row in rows {
         table.push(vec![
             row.pid.to_string(),
-            node(row.r#where),
-            node(row.from),
+            or_dash(row.r#where),
+            or_dash(row.from),
             output::sanitize(&row.state),
             output::cpu_time(row.cpu_seconds),
             row.migrations.to_string(),
-            if row.reason.is_empty() { "-".into() } else { output::sanitize(&row.reason) },
+            reason(&row.reason),
             output::sanitize(&row.command),
         ]);
     }
@@ -109,16 +117,15 @@ fn table(rows: &[ProcessRow]) -> output::Table {
 fn network_table(rows: &[ConnectionRow]) -> output::Table {
     let mut table =
         output::Table::new(&[">PID", ">WHERE", ">FROM", ">FD", "LOCAL", "PEER", "REASON", "COMMAND"]);
-    let node = |node: Option<tern_ids::NodeId>| node.map_or_else(|| "-".into(), |node| node.to_string());
     for row in rows {
         table.push(vec![
             row.pid.to_string(),
-            node(row.r#where),
-            node(row.from),
+            or_dash(row.r#where),
+            or_dash(row.from),
             row.fd.to_string(),
             row.local.to_string(),
-            row.peer.map_or_else(|| "-".into(), |peer| peer.to_string()),
-            if row.reason.is_empty() { "-".into() } else { output::sanitize(&row.reason) },
+            or_dash(row.peer),
+            reason(&row.reason),
             output::sanitize(&row.command),
         ]);
     }
@@ -136,7 +143,7 @@ fn placed_table(rows: &[PlacedRow]) -> output::Table {
                 None if row.is_queued => "queued".into(),
                 None => "placing".into(),
             },
-            row.from.map_or_else(|| "-".into(), |node| node.to_string()),
+            or_dash(row.from),
             output::cpu_time(row.seconds),
             output::sanitize(&row.command),
         ]);

@@ -1,7 +1,7 @@
 //! The list of a process's network sockets for `mps -n`: where each is, and why it stays at home.
 
-use super::{ConnectionOffers, MAX_OFFERS, StayReason, TRANSFERS_BEFORE_OFFER, socket};
-use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname, sockopt};
+use super::{ConnectionOffers, MAX_OFFERS, StayReason, TRANSFERS_BEFORE_OFFER, address, socket};
+use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, sockopt};
 use std::net::SocketAddr;
 
 /// Maximum number of sockets that are listed of a process, and of descriptors that are looked at.
@@ -77,8 +77,8 @@ impl ConnectionOffers {
         let offer = self.offered.get(&fd);
         if let (Some(offer), None) = (offer, peer) {
             // The descriptor refers to the placeholder.
-            let (local, peer) = (canonical(offer.ends.0), Some(canonical(offer.ends.1)));
-            return ListedSocket { fd, local, peer, stays: None };
+            let (local, peer) = offer.ends;
+            return ListedSocket { fd, local, peer: Some(peer), stays: None };
         }
         let is_ripe = self.transfers.get(&fd).is_some_and(|count| *count >= TRANSFERS_BEFORE_OFFER);
         let stays = match self.refused.get(&fd) {
@@ -93,15 +93,6 @@ impl ConnectionOffers {
         };
         ListedSocket { fd, local, peer, stays: Some(stays) }
     }
-}
-
-fn address(name: SocketAddrAny) -> Option<SocketAddr> {
-    SocketAddr::try_from(name).ok().map(canonical)
-}
-
-/// Shows an IPv4 address as such, also on a socket for IPv6.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 #[cfg(test)]
