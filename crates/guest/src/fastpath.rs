@@ -4,6 +4,7 @@
 //!
 //! Shim and guest share only the guest's own memory: a table and two buffers in the reserved range.
 //! They write these in turns.
+//! With one thread:
 //! * The shim writes them while the thread is in a trap, right before it replies to a call on a
 //!   delegated file ([`Fastpath::publish`]).
 //! * From then on the offsets of the published files are in the table only, and the data written to
@@ -20,9 +21,16 @@
 //! its call. A fault inside the code is a fault on the program's buffer: the program's own
 //! `syscall` makes the call again, and home or the shim reports the error.
 //!
-//! This is used only in processes with one thread and memory of their own. Before another thread or
-//! process is created, and before the memory is sent elsewhere, the original code is restored
-//! ([`Fastpath::unpatch`]).
+//! This is used only in processes with memory of their own. Before another process is created, and
+//! before the memory is sent elsewhere, the original code is restored ([`Fastpath::unpatch`]).
+//!
+//! **Programs with several threads** have no published files, only connections. While the table has
+//! any, each thread that is not in a trap or stopped may be inside the code. After they are removed from
+//! the table, it may still be, until it traps or stops ([`Fastpath::unpublished`]); before anything
+//! changes that such a thread may rely on, it is stopped. So a thread that reads the table while the shim
+//! writes it finds either an old set, all of whose members it may still use, or a new one. Code is changed only while all threads are
+//! stopped ([`Guest::change_code`](crate::process::Guest::change_code)), since a thread may execute the
+//! bytes meanwhile.
 //!
 //! **Local files** ([`crate::files::local`]) and **connections** ([`crate::files::connections`]) are
 //! not published: the code makes the system call itself, without a trap. Their descriptors are in the
@@ -41,6 +49,7 @@
 mod clock;
 mod code;
 mod descriptors;
+mod patching;
 mod places;
 mod sites;
 mod slots;
@@ -51,20 +60,14 @@ use crate::files::limits::{FASTPATH_BUFFER_LEN, FASTPATH_TABLE, MAX_OFFSET_BITS}
 use clock::CpuClock;
 pub(crate) use descriptors::NativeDescriptors;
 use places::Stage;
-use sites::{CodeCave, CodePattern, PatchedSite};
+use sites::{CodeCave, PatchedSite};
 use slots::{PUBLICATION_TERM, Slot};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::time::Instant;
 use tern_image::Reserve;
 use tern_tracee::registers::Registers;
-use tern_tracee::{Memory, PAGE, Result, procfs};
+use tern_tracee::{Memory, PAGE, Result};
 
-/// A site is patched after this many calls.
-const PATCH_THRESHOLD: u32 = 64;
-/// Limits for the sites that are counted, and those that are patched.
-const MAX_COUNTED_SITES: usize = 64;
-const MAX_PATCHED_SITES: usize = 16;
 /// Transfers larger than this are not worth the additional copy.
 const MAX_PUBLISHED_TRANSFER: u64 = 32 << 10;
 /// Where the buffers begin in the reserved range.
@@ -75,10 +78,16 @@ const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
 pub(crate) struct Fastpath {
     /// Whether sites may be patched.
     pub(crate) is_allowed: bool,
-    /// The number of calls on delegated files per return address. The shim tries to patch a site
-    /// when its number reaches [`PATCH_THRESHOLD`].
-    counts: HashMap<u64, u32>,
+    /// The number of calls on delegated files and connections, by their return address and number. The
+    /// shim tries to patch a site when this number reaches [`PATCH_THRESHOLD`].
+    counts: HashMap<(u64, u32), u32>,
     sites: Vec<PatchedSite>,
+    /// Calls whose sites are to be patched when all threads are stopped.
+    waiting_calls: Vec<(u64, u32)>,
+    /// The program's code is to be restored when all threads are stopped.
+    must_unpatch: bool,
+    /// Number of records that sites have used.
+    records: usize,
     caves: Vec<CodeCave>,
     slots: [Slot; 2],
     /// The slot that was assigned last.
@@ -95,6 +104,8 @@ struct NativeCalls {
     has_local_files: bool,
     /// The descriptors in the table are valid.
     is_published: bool,
+    /// How often they were removed from the table.
+    unpublished: u64,
     /// The program may have made calls on them, or be in one.
     in_use: bool,
     /// There are connections among them.
@@ -105,13 +116,19 @@ struct NativeCalls {
     until: Option<Instant>,
     /// The sets in the table.
     written: NativeDescriptors,
-    /// The time stamp counter, and the time, at which they were published.
+    /// The time stamp counter, and the time, at which they were first published.
     published_at: Option<(u64, Instant)>,
 }
 
-/// The address behind the only `syscall` of the code in this reserved range.
-pub(crate) fn native_return_addr(reserve: Reserve) -> u64 {
-    reserve.start + code::CODE + places::native_return_addr()
+/// The address behind the first `syscall` of the code in this reserved range. Those of all records
+/// follow each other; the filter of [`tern_syscall`] allows calls from them.
+pub(crate) fn first_return_addr(reserve: Reserve) -> u64 {
+    reserve.start + code::CODE + places::call(0) + 2
+}
+
+/// Whether this address is in the code of the fast path.
+pub(crate) fn is_inside(addr: u64, reserve: Reserve) -> bool {
+    addr.checked_sub(reserve.start + code::CODE).is_some_and(|at| places::stage(at).is_some())
 }
 
 fn buffer(reserve: Reserve, slot: usize) -> u64 {
@@ -127,51 +144,6 @@ impl Fastpath {
     /// Whether the program's code is patched.
     pub(crate) fn is_patched(&self) -> bool {
         !self.sites.is_empty()
-    }
-
-    /// Counts a call on a delegated file, and patches its call site if that is used often enough.
-    /// The thread is in the call's trap.
-    pub(crate) fn count_call(
-        &mut self,
-        return_addr: u64,
-        nr: u32,
-        memory: &Memory,
-        reserve: Reserve,
-    ) -> Result<()> {
-        if !self.is_allowed || places::entry(nr, false).is_none() {
-            return Ok(());
-        }
-        if self.counts.len() >= MAX_COUNTED_SITES && !self.counts.contains_key(&return_addr) {
-            self.counts.clear();
-        }
-        let count = self.counts.entry(return_addr).or_default();
-        *count = count.saturating_add(1);
-        if *count != PATCH_THRESHOLD || self.sites.len() >= MAX_PATCHED_SITES {
-            return Ok(());
-        }
-        let Some(pattern) = CodePattern::of(memory, return_addr, nr)? else { return Ok(()) };
-        if !self.caves.iter().any(|cave| cave.contains(pattern.start)) {
-            let maps = procfs::maps(memory.pid())?;
-            self.caves.extend(CodeCave::find(pattern.start, &maps, memory));
-        }
-        let cave = self.caves.iter_mut().find(|cave| cave.contains(pattern.start) && cave.accepts(nr));
-        let Some(trampoline) = cave.and_then(CodeCave::allocate) else { return Ok(()) };
-        let table = reserve.start + code::TABLE;
-        let code = reserve.start + code::CODE;
-        if self.sites.is_empty() {
-            self.is_allowed = memory.write_forced(code, places::bytes()).is_ok();
-            memory.write(table, &[0; code::RECORDS])?;
-            self.slots = <[Slot; 2]>::default();
-        }
-        let record = table + (code::RECORDS + self.sites.len() * code::RECORD) as u64;
-        let Some(site) = PatchedSite::new(pattern, trampoline, record, table) else { return Ok(()) };
-        let Some(bytes) = site.record(code) else { return Ok(()) };
-        memory.write(record, &bytes)?;
-        if self.is_allowed && site.patch(memory) {
-            tracing::debug!(pid = memory.pid(), site = return_addr, nr, "a call site was patched");
-            self.sites.push(site);
-        }
-        Ok(())
     }
 
     /// Publishes what can be published of this file and of the other files with a slot. The last
@@ -264,7 +236,9 @@ impl Fastpath {
             table[code::NATIVE] = 1;
             (self.native.is_published, self.native.in_use) = (true, true);
             (self.native.has_connections, self.native.until) = (has_connections, until);
-            self.native.published_at = Some((places::time_stamp_counter(), Instant::now()));
+            self.native.published_at.get_or_insert_with(|| (places::time_stamp_counter(), Instant::now()));
+        } else if std::mem::take(&mut self.native.is_published) {
+            self.native.unpublished += 1;
         }
         if let Some(clock) = &mut self.clock {
             clock.is_published = Instant::now() < clock.until;
@@ -310,21 +284,8 @@ impl Fastpath {
             return Ok(());
         }
         self.slots.iter_mut().for_each(|slot| slot.kind = 0);
-        self.native.is_published = false;
+        self.native.unpublished += u64::from(std::mem::take(&mut self.native.is_published));
         memory.write(reserve.start + code::TABLE, &[0; 8])
-    }
-
-    /// Restores the program's code. The thread is not inside the fast path.
-    pub(crate) fn unpatch(&mut self, memory: &Memory) {
-        for site in self.sites.drain(..) {
-            site.restore(memory);
-        }
-        self.caves.clear();
-        self.slots = <[Slot; 2]>::default();
-        self.native = NativeCalls::default();
-        self.clock = None;
-        // A site that was used often is patched again after half as many calls.
-        self.counts.values_mut().for_each(|count| *count = (*count).min(PATCH_THRESHOLD / 2));
     }
 
     /// Changes the registers of a stopped thread such that it is outside the code. Returns what it
@@ -337,54 +298,62 @@ impl Fastpath {
     ) -> Result<Option<Stage>> {
         let table = reserve.start + code::TABLE;
         let saved = |at: usize| memory.word(table + at as u64);
-        if let Some((site, inside)) =
-            self.sites.iter().find_map(|site| Some((site, site.in_trampoline(registers.rip)?)))
+        if let Some((site, to)) =
+            self.sites.iter().find_map(|site| Some((site, site.in_program(registers.rip)?)))
         {
-            registers.rip = site.pattern.start;
-            if inside && site.pattern.thread_flag.is_some() {
-                registers.rax = saved(code::SAVED_RAX)?;
+            registers.rip = to;
+            if let Some(nr) = site.pattern.nr.filter(|_| to == site.pattern.call()) {
+                registers.rax = nr.into();
             }
-            return Ok(Some(Stage::Entry));
+            return Ok(Some(Stage::Selects));
         }
         let stage = registers.rip.checked_sub(reserve.start + code::CODE).and_then(places::stage);
         let Some(stage) = stage.filter(|_| self.is_patched()) else { return Ok(None) };
-        let record = if stage == Stage::Entry { registers.rax } else { saved(code::CURRENT_RECORD)? };
-        let inconsistent = || tern_tracee::Error::Inconsistent {
-            what: "at an address in the fast path that belongs to no site".into(),
-            pid: memory.pid(),
+        let record = match stage {
+            Stage::Calls(record) | Stage::Returned(record) => table + code::record(record) as u64,
+            Stage::Selects | Stage::Checks | Stage::Reads | Stage::Times => registers.rcx,
+            Stage::Claims | Stage::Copies | Stage::Done => saved(code::CURRENT_RECORD)?,
         };
-        let site = self.sites.iter().find(|site| site.record == record).ok_or_else(inconsistent)?;
-        let pattern = &site.pattern;
-        match stage {
-            Stage::Entry | Stage::TestsFlag(_) => {
-                registers.rip = pattern.start;
-                if pattern.thread_flag.is_some() {
-                    registers.rax = saved(code::SAVED_RAX)?;
-                }
-                if stage == Stage::TestsFlag(true) {
-                    registers.rcx = saved(code::SAVED_RCX)?;
-                }
-            }
-            Stage::Returned if !sites::is_clock(pattern.nr) => registers.rip = pattern.call + 2,
-            Stage::Checks
-            | Stage::Reads
-            | Stage::Times
-            | Stage::Copies
-            | Stage::FallsBack
-            | Stage::Returned => {
-                (registers.rip, registers.rax) = (pattern.call, pattern.nr.into());
-                // If the kernel has made the call (that of the clock), the program makes it again.
-                registers.orig_rax = u64::MAX;
-                if stage == Stage::Times {
-                    registers.rdx = registers.r11;
-                }
-                if stage == Stage::Copies {
-                    (registers.rdi, registers.rsi) = (saved(code::SAVED_RDI)?, saved(code::SAVED_RSI)?);
-                }
-            }
-            Stage::Done => registers.rip = pattern.call + 2,
+        let mut records =
+            self.sites.iter().flat_map(|site| site.records.iter().map(move |record| (site, record)));
+        let found = records.find(|(_, (number, _))| table + code::record(*number) as u64 == record);
+        let Some((site, &(_, nr))) = found else {
+            return Err(tern_tracee::Error::Inconsistent {
+                what: "at an address in the fast path that belongs to no site".into(),
+                pid: memory.pid(),
+            });
+        };
+        let call = site.pattern.call();
+        let has_result = match stage {
+            Stage::Done => true,
+            Stage::Returned(_) => !sites::is_clock(nr),
+            _ => false,
+        };
+        if has_result {
+            registers.rip = call + 2;
+            return Ok(Some(stage));
+        }
+        registers.rip = call;
+        if stage != Stage::Selects {
+            registers.rax = nr.into();
+        }
+        // If the kernel has made the call (that of the clock), the program makes it again.
+        registers.orig_rax = u64::MAX;
+        if stage == Stage::Times {
+            registers.rdx = registers.r11;
+        }
+        if stage == Stage::Copies {
+            (registers.rdi, registers.rsi) = (saved(code::SAVED_RDI)?, saved(code::SAVED_RSI)?);
         }
         Ok(Some(stage))
+    }
+
+    /// If a thread with these registers is behind a `syscall` of the code, or in it: its record.
+    fn record_of_call(&self, registers: &Registers, reserve: Reserve) -> Option<usize> {
+        match places::stage(registers.rip.checked_sub(reserve.start + code::CODE)?)? {
+            Stage::Returned(record) => Some(record),
+            _ => None,
+        }
     }
 
     /// When a file must be reclaimed or a publication must end, whichever comes first.
@@ -435,23 +404,6 @@ impl Fastpath {
         }
     }
 
-    /// Runs `work` with the original code of the vDSO. The thread is stopped.
-    pub(crate) fn with_original_vdso<T>(
-        &self,
-        vdso: &Range<u64>,
-        memory: &Memory,
-        work: impl FnOnce() -> T,
-    ) -> T {
-        let sites = || self.sites.iter().filter(|site| vdso.contains(&site.pattern.start));
-        sites().for_each(|site| site.restore(memory));
-        let done = work();
-        for site in sites() {
-            // If this fails, its calls trap.
-            let _patched = site.patch(memory);
-        }
-        done
-    }
-
     /// Whether something was published that has not been reclaimed since.
     pub(crate) fn may_be_in_use(&self) -> bool {
         self.native.in_use || self.slots.iter().any(|slot| slot.in_use)
@@ -477,14 +429,37 @@ impl Fastpath {
         Ok(self.native.is_in_let_through || made != [0])
     }
 
-    /// When the thread, which is stopped in a wait that the code has made, began to wait.
-    pub(crate) fn wait_began(&self, memory: &Memory, reserve: Reserve) -> Result<Instant> {
-        let now = Instant::now();
-        let Some((first, published_at)) = self.native.published_at else { return Ok(now) };
-        let began = memory.word(reserve.start + code::TABLE + code::WAIT_BEGAN as u64)?;
-        let last = places::time_stamp_counter().max(first + 1);
+    /// Whether there are connections in the table.
+    pub(crate) fn has_published_connections(&self) -> bool {
+        self.native.is_published && self.native.has_connections
+    }
+
+    /// How often the descriptors were removed from the table. A thread that has trapped, or was stopped
+    /// outside the code, since then is outside, until they are published again.
+    pub(crate) fn unpublished(&self) -> u64 {
+        self.native.unpublished
+    }
+
+    /// If a stopped thread is in a call that the code has made, or right behind it: when it began to
+    /// wait, if the call does. A wait without a limit begins now.
+    pub(crate) fn native_call_began(
+        &self,
+        registers: &Registers,
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<Option<Instant>> {
+        let Some(record) = self.record_of_call(registers, reserve) else { return Ok(None) };
+        let Some((first, published_at)) = self.native.published_at else { return Ok(Some(Instant::now())) };
+        let entry = (code::record(record) + code::WAITS) as u64 + code::wait_entry(registers.fs_base);
+        let mut words = [0; 16];
+        memory.read(reserve.start + code::TABLE + entry, &mut words)?;
+        let (began, fs_base) = (word(&words, 0), word(&words, 8));
+        let (now, last) = (Instant::now(), places::time_stamp_counter().max(first + 1));
+        if fs_base != registers.fs_base {
+            return Ok(Some(now));
+        }
         let part = (began.clamp(first, last) - first) as f64 / (last - first) as f64;
-        Ok(published_at + now.saturating_duration_since(published_at).mul_f64(part))
+        Ok(Some(published_at + now.saturating_duration_since(published_at).mul_f64(part)))
     }
 }
 

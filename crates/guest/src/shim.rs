@@ -143,6 +143,8 @@ impl Shim {
         self.turn_watch.step("start_file_opens");
         self.start_connection_moves();
         self.turn_watch.step("start_connection_moves");
+        self.change_code();
+        self.turn_watch.step("change_code");
         self.do_due_work();
         self.turn_watch.step("do_due_work");
         self.retry_departures();

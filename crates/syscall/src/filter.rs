@@ -43,10 +43,10 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32: u32 = 0x4000_0000;
 
 /// Calls on the content of an open file or connection, and calls that wait for some. The filter
-/// allows them from Tern's own `syscall` instruction in the guest's fast path: a guest has only
+/// allows them from Tern's own `syscall` instructions in the guest's fast path: a guest has only
 /// descriptors of files that it may read and write directly, of its connections, and of files that
 /// report readiness.
-const NATIVE_CALLS: [i64; 15] = [
+const NATIVE_CALLS: [i64; 16] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_lseek,
@@ -59,12 +59,18 @@ const NATIVE_CALLS: [i64; 15] = [
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
     libc::SYS_poll,
     libc::SYS_select,
     libc::SYS_pselect6,
 ];
 
-/// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` instruction for
+/// Number of Tern's own `syscall` instructions in the guest's fast path, a power of two.
+pub const NATIVE_CALL_SITES: u32 = 16;
+/// Their distance, a power of two.
+pub const NATIVE_CALL_DISTANCE: u32 = 8;
+
+/// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` instructions for
 /// any clock: it reveals only the CPU time that this node's kernel has counted.
 fn is_clock_gettime(nr: u32) -> bool {
     i64::from(nr) == libc::SYS_clock_gettime
@@ -81,15 +87,16 @@ enum Verdict {
     Allow,
     Notify,
     Check(ArgTest),
-    /// Allow if called from Tern's own `syscall` instruction; otherwise test an argument.
+    /// Allow if called from one of Tern's own `syscall` instructions; otherwise test an argument.
     FromTernOr(ArgTest),
-    /// Allow if called from Tern's own `syscall` instruction; otherwise notify.
+    /// Allow if called from one of Tern's own `syscall` instructions; otherwise notify.
     FromTern,
 }
 
 /// Generates the filter, to be installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and
-/// WAIT_KILLABLE_RECV. `ours` is the address after the `syscall` instruction in the fast path, from
-/// which the calls in `NATIVE_CALLS` and clock_gettime are allowed.
+/// WAIT_KILLABLE_RECV. `ours` is the address after the first of [`NATIVE_CALL_SITES`] `syscall`
+/// instructions in the fast path, from which the calls in `NATIVE_CALLS` and clock_gettime are allowed.
+/// The first is at a multiple of the length of all of them.
 #[must_use]
 pub fn filter(ours: u64) -> Vec<SockFilter> {
     let mut program = vec![
@@ -178,9 +185,10 @@ fn leaf(what: Verdict, ours: u64, program: &mut Vec<SockFilter>) {
     }
 }
 
-fn allow_from(ours: u64) -> [SockFilter; 5] {
+fn allow_from(ours: u64) -> [SockFilter; 6] {
     [
         load(CALLER),
+        SockFilter { code: AND, jt: 0, jf: 0, k: !((NATIVE_CALL_SITES - 1) * NATIVE_CALL_DISTANCE) },
         SockFilter { code: IF_EQUAL, jt: 0, jf: 3, k: ours as u32 },
         load(CALLER + 4),
         SockFilter { code: IF_EQUAL, jt: 0, jf: 1, k: (ours >> 32) as u32 },
@@ -201,7 +209,7 @@ mod tests {
     use super::*;
     use crate::route::route;
 
-    const OURS: u64 = 0x3100_0000_01f0;
+    const FIRST: u64 = 0x3100_0000_0102;
 
     fn run(program: &[SockFilter], arch: u32, nr: u32, args: &[u64; 6]) -> (u32, bool) {
         run_from(program, arch, (nr, 0x40_1000), args)
@@ -275,7 +283,7 @@ mod tests {
 
     #[test]
     fn filter_and_router_agree() {
-        let program = filter(OURS);
+        let program = filter(FIRST);
         for nr in 0..600 {
             for args in samples() {
                 let verdict = run(&program, AUDIT_ARCH_X86_64, nr, &args).0;
@@ -290,11 +298,14 @@ mod tests {
 
     #[test]
     fn only_native_calls_are_allowed_by_address() {
-        let program = filter(OURS);
+        let program = filter(FIRST);
         for nr in 0..600 {
-            for caller in [OURS, OURS + 1, OURS ^ 1 << 32, OURS as u32 as u64] {
+            let others = [FIRST ^ 1 << 32, FIRST as u32 as u64];
+            for caller in (FIRST - 8..FIRST + 200).chain(others) {
                 let verdict = run_from(&program, AUDIT_ARCH_X86_64, (nr, caller), &[0; 6]).0;
-                let ours = caller == OURS && (NATIVE_CALLS.contains(&nr.into()) || is_clock_gettime(nr));
+                let distance = caller.wrapping_sub(FIRST);
+                let is_ours = distance % 8 == 0 && distance < 16 * 8;
+                let ours = is_ours && (NATIVE_CALLS.contains(&nr.into()) || is_clock_gettime(nr));
                 let here = route(nr, &[0; 6]) == Route::Here;
                 assert_eq!(verdict == libc::SECCOMP_RET_ALLOW, ours || here, "call {nr} from {caller:#x}");
             }
@@ -303,7 +314,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_killed_and_x32_fails() {
-        let program = filter(OURS);
+        let program = filter(FIRST);
         let args = [0; 6];
         let i386 = 0x4000_0003;
         assert_eq!(run(&program, i386, 12, &args).0, libc::SECCOMP_RET_KILL_PROCESS);
@@ -316,7 +327,7 @@ mod tests {
 
     #[test]
     fn unconditional_verdicts_read_no_arguments() {
-        let program = filter(OURS);
+        let program = filter(FIRST);
         for row in table::rows() {
             let looked = run(&program, AUDIT_ARCH_X86_64, row.nr, &[0; 6]).1;
             assert_eq!(looked, matches!(row.rule, Rule::HereIf(..)), "{}", row.name);
@@ -325,7 +336,7 @@ mod tests {
 
     #[test]
     fn program_is_short_and_jumps_stay_inside() {
-        let program = filter(OURS);
+        let program = filter(FIRST);
         assert!(program.len() < 400, "{} instructions; the kernel takes 4096", program.len());
         for (at, op) in program.iter().enumerate() {
             let reach = match op.code {

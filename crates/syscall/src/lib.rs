@@ -31,7 +31,7 @@ mod table;
 pub use bytes::ByteBuf;
 pub use call::{Arg, Call, MessageBuffer, Outcome, Segments, SocketMessage};
 pub use docs::markdown;
-pub use filter::{SockFilter, filter};
+pub use filter::{NATIVE_CALL_DISTANCE, NATIVE_CALL_SITES, SockFilter, filter};
 pub use gather::{GatherError, Gathered, gather, gather_after};
 pub use layout::{MailboxLayout, Malformed};
 pub use memory::{Fault, UserMemory, read_c_string};

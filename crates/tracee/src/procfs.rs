@@ -100,6 +100,22 @@ pub fn is_alive(pid: i32) -> bool {
     look() || look()
 }
 
+/// The address of the next instruction of a thread that is blocked in the kernel; none if it runs.
+///
+/// # Errors
+/// If it is gone, or the file cannot be parsed.
+pub fn blocked_at(tid: i32) -> Result<Option<u64>> {
+    // proc_pid_syscall(5): `running`, or numbers, the last of which is the instruction pointer.
+    let text = read(tid, "syscall")?;
+    let last = text.trim_ascii().rsplit(|byte| *byte == b' ').next().unwrap_or_default();
+    if last == b"running" {
+        return Ok(None);
+    }
+    let digits = std::str::from_utf8(last).ok().and_then(|last| last.strip_prefix("0x"));
+    let address = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    address.map(Some).ok_or(Error::Unreadable { what: "syscall", pid: tid })
+}
+
 /// Reads a process's status.
 ///
 /// # Errors

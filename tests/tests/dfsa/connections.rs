@@ -131,7 +131,7 @@ impl Scene {
         self.run_client(CLIENT, &size.to_string())
     }
 
-    fn run_client(&self, program: &str, argument: &str) -> Result<Running> {
+    pub(crate) fn run_client(&self, program: &str, argument: &str) -> Result<Running> {
         let mut command = self.cluster.command(3, "sh");
         command.args(["-c", ANNOUNCE, "sh", "/usr/bin/python3", "-c", program, &self.address, argument]);
         Running::start(&mut command, false)
@@ -166,7 +166,7 @@ impl Scene {
 }
 
 /// The number of bytes that the client has got back.
-fn progress(client: &Running) -> u64 {
+pub(crate) fn progress(client: &Running) -> u64 {
     let digits =
         |text: &str| text.find(|c: char| !c.is_ascii_digit()).and_then(|end| text[..end].parse().ok());
     client.output_so_far().rsplit("at ").find_map(digits).unwrap_or(0)

@@ -8,4 +8,5 @@ mod open_guard;
 mod random_moves;
 mod remote_map;
 mod shared_files;
+mod threads;
 mod waiting;

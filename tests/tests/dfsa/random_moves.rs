@@ -2,13 +2,13 @@
 //! each byte.
 
 use crate::connections::{RUN_TIMEOUT, Scene, await_progress, nothing_is_left};
-use crate::waiting::{LOOP, SERVER, THREADS};
+use crate::waiting::{LOOP, SERVER, THREADS, WORKERS};
 use anyhow::{Context, Result, bail, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tern_tests::runs::running::Running;
 
-/// Moves of each server. There are five.
+/// Moves of each server. There are six.
 const MOVES: usize = 200;
 /// Bytes that the clients send at a time.
 const SIZES: [u64; 8] = [100, 1000, 20_000, 300_000, 100, 1000, 20_000, 300_000];
@@ -89,5 +89,10 @@ mod thousand_moves {
     #[test]
     fn server_with_an_event_loop_and_threads() -> Result<()> {
         server_moves_at_random("random-loop", LOOP, &[])
+    }
+
+    #[test]
+    fn server_with_an_epoll_set_for_each_thread() -> Result<()> {
+        server_moves_at_random("random-workers", WORKERS, &[])
     }
 }

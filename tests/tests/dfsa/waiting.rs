@@ -1,8 +1,10 @@
 //! Servers that wait for connections of their node and for descriptors at home in one call.
 
-use crate::connections::{EVENT_TIMEOUT, RUN_TIMEOUT, Scene, await_progress, nothing_is_left};
+use crate::connections::{EVENT_TIMEOUT, RUN_TIMEOUT, Scene, await_progress, nothing_is_left, progress};
 use anyhow::{Context, Result, ensure};
 use tern_tests::cluster::fault_injection::wait_until;
+use tern_tests::cluster::limits::shims;
+use tern_tests::runs::running::Running;
 
 /// Serves all clients at a time, until it reads `end` from a pipe at home. Each other line in this
 /// pipe is printed.
@@ -151,6 +153,47 @@ lines = os.open('/tmp/lines', os.O_RDWR | os.O_NONBLOCK)
 asyncio.run(main())
 ";
 
+/// As [`SERVER`], with two threads that wait for a set of clients each. The first thread adds clients to
+/// these sets meanwhile.
+pub(crate) const WORKERS: &str = "
+import os, select, socket, threading
+
+clients = {}
+
+def work(waiter):
+    while True:
+        for fd, _ in waiter.poll(60):
+            client, state = clients[fd]
+            if data := client.recv(1 << 16):
+                client.sendall(data)
+                state[0] += len(data)
+            else:
+                waiter.unregister(fd)
+                del clients[fd]
+                client.close()
+                os.write(1, b'served %d\\n' % state[0])
+
+def read_lines():
+    while True:
+        line = os.read(lines, 100).decode()
+        print(line, flush=True)
+        if line == 'end\\n':
+            os._exit(0)
+
+os.mkfifo('/tmp/lines')
+lines = os.open('/tmp/lines', os.O_RDWR)
+listener = socket.create_server(('', 7777))
+waiters = [select.epoll() for _ in range(2)]
+for waiter in waiters:
+    threading.Thread(target=work, args=(waiter,)).start()
+threading.Thread(target=read_lines).start()
+print('listens', flush=True)
+while True:
+    client = listener.accept()[0]
+    clients[client.fileno()] = client, [0]
+    waiters[client.fileno() % 2].register(client, select.EPOLLIN)
+";
+
 /// Echoes until a file exists at home. Then nothing arrives any more, and a signal interrupts its
 /// read.
 const INTERRUPTED: &str = "
@@ -188,9 +231,31 @@ impl Scene {
             .with_context(|| self.diagnostics())?;
         Ok(())
     }
+
+    /// The server's calls on its connections do not wake its shim. A trap for each call would wake it at
+    /// least twice for each piece, of a client that sends pieces of this size.
+    fn calls_do_not_trap(&self, client: &Running, size: u64) -> Result<()> {
+        let wakes = || -> Result<u64> {
+            let count = |pid: i32| -> Result<u64> {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                Ok(line.context("no count")?.trim().parse()?)
+            };
+            shims(&self.cluster, 2)?.into_iter().map(count).sum()
+        };
+        let are_rare = || -> Result<bool> {
+            let (pieces, before) = (progress(client) / size, wakes()?);
+            await_progress(self, client, 300 * size)?;
+            Ok(wakes()? - before < progress(client) / size - pieces)
+        };
+        wait_until("its calls do not trap", EVENT_TIMEOUT, || are_rare().is_ok_and(|are_rare| are_rare))
+            .with_context(|| self.diagnostics())?;
+        Ok(())
+    }
 }
 
-fn server_waits(name: &str, program: &str, options: &[&str]) -> Result<()> {
+/// `is_woken`: its waits or signals wake its shim.
+fn server_waits(name: &str, program: &str, options: &[&str], is_woken: bool) -> Result<()> {
     const SIZE: u64 = 1000;
     let mut scene = Scene::with_server(name, program, options)?;
     let mut first = scene.client(SIZE)?;
@@ -206,6 +271,9 @@ fn server_waits(name: &str, program: &str, options: &[&str]) -> Result<()> {
         await_progress(&scene, client, 120 * SIZE)?;
     }
     ensure!(scene.connections(2) == 2, "they stay\n{}", scene.diagnostics());
+    if !is_woken {
+        scene.calls_do_not_trap(&first, SIZE)?;
+    }
     for to in ["home", "3", "2"] {
         scene.migrate(to)?;
         for client in [&first, &second] {
@@ -230,32 +298,37 @@ fn server_waits(name: &str, program: &str, options: &[&str]) -> Result<()> {
 
 #[test]
 fn server_that_selects_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-select", SERVER, &["select"])
+    server_waits("waits-select", SERVER, &["select"], true)
 }
 
 #[test]
 fn server_that_polls_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-poll", SERVER, &["poll"])
+    server_waits("waits-poll", SERVER, &["poll"], true)
 }
 
 #[test]
 fn server_with_an_epoll_set_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-epoll", SERVER, &["epoll", "timer"])
+    server_waits("waits-epoll", SERVER, &["epoll", "timer"], true)
 }
 
 #[test]
 fn server_with_edge_triggered_events_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-edges", SERVER, &["edges"])
+    server_waits("waits-edges", SERVER, &["edges"], false)
 }
 
 #[test]
 fn server_with_a_thread_for_each_client_moves_with_its_connections() -> Result<()> {
-    server_waits("waits-threads", THREADS, &[])
+    server_waits("waits-threads", THREADS, &[], false)
 }
 
 #[test]
 fn server_with_an_event_loop_and_threads_waits_for_both_nodes() -> Result<()> {
-    server_waits("waits-loop", LOOP, &[])
+    server_waits("waits-loop", LOOP, &[], false)
+}
+
+#[test]
+fn server_with_an_epoll_set_for_each_thread_waits_for_both_nodes() -> Result<()> {
+    server_waits("waits-workers", WORKERS, &[], false)
 }
 
 /// A handler without SA_RESTART makes a read of a connection fail with EINTR.

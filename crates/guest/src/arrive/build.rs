@@ -446,8 +446,7 @@ pub(crate) struct ReadyGuest {
 
 /// The seccomp filter of every guest, generated from the syscall table.
 pub(crate) fn guest_filter(reserve: tern_image::Reserve) -> Vec<Instruction> {
-    let native_return_addr = crate::fastpath::native_return_addr(reserve);
-    tern_syscall::filter(native_return_addr)
+    tern_syscall::filter(crate::fastpath::first_return_addr(reserve))
         .iter()
         .map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k })
         .collect()

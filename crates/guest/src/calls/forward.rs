@@ -33,6 +33,7 @@ impl Thread {
             return Ok(());
         }
         process.reclaim()?;
+        self.note_outside(process);
         if i64::from(trap.nr) == libc::SYS_clone3 {
             match crate::sandbox::clone::translate_clone3(&trap.args, &process.memory) {
                 Ok(args) => (trap.nr, trap.args) = (libc::SYS_clone as u32, args),
@@ -46,7 +47,14 @@ impl Thread {
         if route == Route::Both(SplitCall::Fork) && process.holds_forks() && self.can_stop(process) {
             return Ok(self.stop_at_call(&trap, process)?);
         }
-        if matches!(route, Route::Both(SplitCall::Fork | SplitCall::Thread)) {
+        let forks = route == Route::Both(SplitCall::Fork);
+        if process.connections.has_other_threads() {
+            if forks && process.fastpath.request_unpatch() {
+                // The call is made again when all threads are stopped and the code is restored.
+                process.queued_traps.push(trap);
+                return Ok(());
+            }
+        } else if forks || route == Route::Both(SplitCall::Thread) {
             process.unpatch();
         }
         if !matches!(route, Route::Here | Route::Refuse(_)) && self.must_take_signal_first() {

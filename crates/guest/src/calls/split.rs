@@ -5,14 +5,12 @@
 //! or a call that the shim injects in its place.
 
 use crate::error::GuestResult;
-use crate::files::connections::OtherCalls;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
 use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::space::GuestSpace;
 use crate::process::thread::{PendingCall, Thread};
-use std::collections::BTreeMap;
 use tern_ids::{ContentHash, HomePid};
 use tern_image::FileRef;
 use tern_image::content::ContentCache;
@@ -297,16 +295,6 @@ impl Process {
     }
 }
 
-/// The calls in which the other threads of a process are.
-fn other_calls(threads: &BTreeMap<HomePid, Thread>, tid: HomePid) -> OtherCalls {
-    let mut others = OtherCalls::default();
-    for thread in threads.values().filter(|thread| thread.tid != tid && !thread.is_exiting) {
-        let at_home = thread.pending.as_ref().map(|pending| (pending.trap.nr, pending.trap.args));
-        others.add(at_home, thread.native_call);
-    }
-    others
-}
-
 /// Whether a call changes the action of a signal.
 fn changes_action(trap: &Notification) -> bool {
     i64::from(trap.nr) == libc::SYS_rt_sigaction && trap.args[1] != 0
@@ -362,9 +350,7 @@ impl Guest {
             return Ok(true);
         }
         let Self { process, threads } = self;
-        if process.connections.is_used() {
-            process.connections.set_others(other_calls(threads, tid));
-        }
+        process.note_other_calls(threads, tid);
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
         process.end_native_call();
         thread.native_call = None;

@@ -49,6 +49,7 @@ impl Guest {
         let new_thread = thread.create_thread(process, pending, (child, own_tid), sandbox)?;
         let host = new_thread.host_tid;
         threads.insert(child, new_thread);
+        process.note_thread_count(threads);
         Ok(host)
     }
 
@@ -81,6 +82,7 @@ impl Guest {
             // The kernel reports its exit only when the others have ended.
             threads.remove(&tid);
         }
+        process.note_thread_count(threads);
         Ok(first)
     }
 

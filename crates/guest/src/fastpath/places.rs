@@ -3,9 +3,10 @@
 
 #![allow(unsafe_code, reason = "the code is assembly")]
 
+use super::code::{CALL, MAX_RECORDS};
+
 unsafe extern "C" {
     static tern_fastpath_begin: u8;
-    static tern_fastpath_saved: u8;
     static tern_fastpath_read: u8;
     static tern_fastpath_read_copies: u8;
     static tern_fastpath_read_done: u8;
@@ -13,10 +14,13 @@ unsafe extern "C" {
     static tern_fastpath_pread_copies: u8;
     static tern_fastpath_pread_done: u8;
     static tern_fastpath_lseek: u8;
+    static tern_fastpath_lseek_claims: u8;
     static tern_fastpath_lseek_done: u8;
     static tern_fastpath_write: u8;
     static tern_fastpath_write_copies: u8;
     static tern_fastpath_write_done: u8;
+    static tern_fastpath_selects: u8;
+    static tern_fastpath_epoll_pwait: u8;
     static tern_fastpath_epoll_wait: u8;
     static tern_fastpath_times: u8;
     static tern_fastpath_timed: u8;
@@ -27,11 +31,11 @@ unsafe extern "C" {
     static tern_fastpath_select: u8;
     static tern_fastpath_select_reads: u8;
     static tern_fastpath_pwrite: u8;
-    static tern_fastpath_native_done: u8;
     static tern_fastpath_clock: u8;
     static tern_fastpath_clock_sums: u8;
     static tern_fastpath_clock_done: u8;
     static tern_fastpath_restore: u8;
+    static tern_fastpath_reload: u8;
     static tern_fastpath_fall_back: u8;
     static tern_fastpath_end: u8;
 }
@@ -39,24 +43,25 @@ unsafe extern "C" {
 /// Where in the code a thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// At the first instruction of a body; the site's record is in rax.
-    Entry,
-    /// Testing the thread flag; whether rcx is saved by now.
-    TestsFlag(bool),
-    /// Its registers are the program's, except rax, rcx and r11.
+    /// A record of the site is in rcx. All other registers are the program's, except r11.
+    Selects,
+    /// The site's record is in rcx. All other registers are the program's, except rax and r11.
     Checks,
-    /// rdi and rsi are saved in the table too.
-    Copies,
     /// As [`Self::Checks`], reading the program's memory or the time.
     Reads,
     /// As [`Self::Checks`], but the program's rdx is in r11.
     Times,
-    /// Only the return is left.
+    /// The record is in the table. All registers are the program's, except rax, rcx and r11.
+    Claims,
+    /// As [`Self::Claims`], but rdi and rsi are saved in the table.
+    Copies,
+    /// The record is in the table, and only the return is left.
     Done,
-    /// The kernel has made the call. It is complete, but for the CPU time the addition is missing.
-    Returned,
-    /// Only the jump to the program's own `syscall` is left.
-    FallsBack,
+    /// At the `syscall` of the record with this number.
+    Calls(usize),
+    /// Behind it: the kernel has made the call. It is complete, but for the CPU time the addition is
+    /// missing.
+    Returned(usize),
 }
 
 impl Stage {
@@ -78,11 +83,9 @@ pub(crate) fn bytes() -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(&raw const tern_fastpath_begin, len) }
 }
 
-/// The offset in the code at which a call's body begins; `thread_flag` selects the body that tests
-/// the thread flag first.
-pub(crate) fn entry(nr: u32, thread_flag: bool) -> Option<u64> {
+/// The offset in the code at which a call's body begins.
+pub(crate) fn entry(nr: u32) -> Option<u64> {
     Some(match i64::from(nr) {
-        libc::SYS_read if thread_flag => 0,
         libc::SYS_read => offset(&raw const tern_fastpath_read),
         libc::SYS_pread64 => offset(&raw const tern_fastpath_pread),
         libc::SYS_lseek => offset(&raw const tern_fastpath_lseek),
@@ -94,8 +97,9 @@ pub(crate) fn entry(nr: u32, thread_flag: bool) -> Option<u64> {
         | libc::SYS_sendto
         | libc::SYS_recvmsg
         | libc::SYS_sendmsg => offset(&raw const tern_fastpath_pwrite),
-        libc::SYS_epoll_wait => offset(&raw const tern_fastpath_epoll_wait),
-        libc::SYS_poll => offset(&raw const tern_fastpath_poll),
+        libc::SYS_epoll_pwait if can_read_fs_base() => offset(&raw const tern_fastpath_epoll_pwait),
+        libc::SYS_epoll_wait if can_read_fs_base() => offset(&raw const tern_fastpath_epoll_wait),
+        libc::SYS_poll if can_read_fs_base() => offset(&raw const tern_fastpath_poll),
         libc::SYS_select => offset(&raw const tern_fastpath_select),
         libc::SYS_pselect6 => offset(&raw const tern_fastpath_pselect),
         libc::SYS_clock_gettime => offset(&raw const tern_fastpath_clock),
@@ -109,54 +113,62 @@ pub(super) fn time_stamp_counter() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// The offset behind the only `syscall` in the code.
-pub(crate) fn native_return_addr() -> u64 {
-    offset(&raw const tern_fastpath_native_done)
+/// Whether this node's programs may execute `rdfsbase`, as the code for waits does (Intel since 2012,
+/// AMD since 2015).
+fn can_read_fs_base() -> bool {
+    const FSGSBASE: u64 = 1 << 1;
+    // SAFETY: reads a value that the kernel has given to this program.
+    unsafe { libc::getauxval(libc::AT_HWCAP2) & FSGSBASE != 0 }
+}
+
+/// The offset in the code at which the `syscall` of a record is.
+pub(crate) fn call(record: usize) -> u64 {
+    record as u64 * CALL
+}
+
+/// The entry for a site that makes calls of several numbers.
+pub(crate) fn selects() -> u64 {
+    offset(&raw const tern_fastpath_selects)
+}
+
+/// Where the code continues when the kernel has read the CPU time.
+pub(crate) fn clock_sums() -> u64 {
+    offset(&raw const tern_fastpath_clock_sums)
 }
 
 /// The stage of a thread whose next instruction is at this offset; none if that is not in the code.
 pub(crate) fn stage(at: u64) -> Option<Stage> {
+    let record = (at / CALL) as usize;
+    if record < MAX_RECORDS {
+        return Some(if at.is_multiple_of(CALL) { Stage::Calls(record) } else { Stage::Returned(record) });
+    }
     let parts = [
-        (0, Stage::Entry),
-        (1, Stage::TestsFlag(false)),
-        (offset(&raw const tern_fastpath_saved), Stage::TestsFlag(true)),
-        (offset(&raw const tern_fastpath_read), Stage::Entry),
-        (offset(&raw const tern_fastpath_read) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_selects), Stage::Selects),
+        (offset(&raw const tern_fastpath_read), Stage::Checks),
         (offset(&raw const tern_fastpath_read_copies), Stage::Copies),
         (offset(&raw const tern_fastpath_read_done), Stage::Done),
-        (offset(&raw const tern_fastpath_pread), Stage::Entry),
-        (offset(&raw const tern_fastpath_pread) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_pread), Stage::Checks),
         (offset(&raw const tern_fastpath_pread_copies), Stage::Copies),
         (offset(&raw const tern_fastpath_pread_done), Stage::Done),
-        (offset(&raw const tern_fastpath_lseek), Stage::Entry),
-        (offset(&raw const tern_fastpath_lseek) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_lseek), Stage::Checks),
+        (offset(&raw const tern_fastpath_lseek_claims), Stage::Claims),
         (offset(&raw const tern_fastpath_lseek_done), Stage::Done),
-        (offset(&raw const tern_fastpath_write), Stage::Entry),
-        (offset(&raw const tern_fastpath_write) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_write), Stage::Checks),
         (offset(&raw const tern_fastpath_write_copies), Stage::Copies),
         (offset(&raw const tern_fastpath_write_done), Stage::Done),
-        (offset(&raw const tern_fastpath_clock), Stage::Entry),
-        (offset(&raw const tern_fastpath_clock) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_epoll_wait), Stage::Entry),
-        (offset(&raw const tern_fastpath_epoll_wait) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_clock), Stage::Checks),
         (offset(&raw const tern_fastpath_times), Stage::Reads),
         (offset(&raw const tern_fastpath_timed), Stage::Times),
         (offset(&raw const tern_fastpath_timed_end), Stage::Checks),
-        (offset(&raw const tern_fastpath_poll), Stage::Entry),
-        (offset(&raw const tern_fastpath_poll) + 1, Stage::Checks),
         (offset(&raw const tern_fastpath_poll_reads), Stage::Reads),
-        (offset(&raw const tern_fastpath_pselect), Stage::Entry),
-        (offset(&raw const tern_fastpath_pselect) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_select), Stage::Entry),
-        (offset(&raw const tern_fastpath_select) + 1, Stage::Checks),
+        (offset(&raw const tern_fastpath_pselect), Stage::Checks),
         (offset(&raw const tern_fastpath_select_reads), Stage::Reads),
-        (offset(&raw const tern_fastpath_pwrite), Stage::Entry),
-        (offset(&raw const tern_fastpath_pwrite) + 1, Stage::Checks),
-        (offset(&raw const tern_fastpath_native_done), Stage::Returned),
-        (offset(&raw const tern_fastpath_clock_sums), Stage::Checks),
+        (offset(&raw const tern_fastpath_pwrite), Stage::Checks),
+        (offset(&raw const tern_fastpath_clock_sums), Stage::Claims),
         (offset(&raw const tern_fastpath_clock_done), Stage::Done),
         (offset(&raw const tern_fastpath_restore), Stage::Copies),
-        (offset(&raw const tern_fastpath_fall_back), Stage::FallsBack),
+        (offset(&raw const tern_fastpath_reload), Stage::Claims),
+        (offset(&raw const tern_fastpath_fall_back), Stage::Checks),
     ];
     let part = parts.iter().rev().find(|(from, _)| *from <= at).map(|(_, stage)| *stage);
     part.filter(|_| at < offset(&raw const tern_fastpath_end))

@@ -1,3 +1,4 @@
+use super::sites::CodePattern;
 use super::*;
 use tern_migrate::message::{FileDelegation, FileNotice};
 
@@ -37,17 +38,15 @@ impl TestFastpath {
         );
         let pattern = CodePattern {
             start: 0x1000,
-            bytes: [0; 5],
-            call: 0x1005,
+            code: vec![0xb8, 8, 0, 0, 0],
             thread_flag: None,
-            nr: libc::SYS_lseek as u32,
+            nr: Some(libc::SYS_lseek as u32),
         };
         let thread_flag = CodePattern {
             start: 0x2000,
-            call: 0x200b,
+            code: vec![0x80, 0x3d, 0, 0, 0, 0, 0, 0x74, 0, 0x31, 0xc0],
             thread_flag: Some((1, 2)),
-            nr: libc::SYS_read as u32,
-            ..pattern
+            nr: Some(libc::SYS_read as u32),
         };
         let mut test = Self {
             range,
@@ -57,7 +56,7 @@ impl TestFastpath {
         };
         let table = test.reserve().start + code::TABLE;
         for (n, (pattern, trampoline)) in [(pattern, 0x3000), (thread_flag, 0x4000)].into_iter().enumerate() {
-            let record = table + (code::RECORDS + n * code::RECORD) as u64;
+            let record = (n, pattern.nr.unwrap());
             test.fastpath.sites.push(PatchedSite::new(pattern, trampoline, record, table).unwrap());
         }
         test
@@ -160,39 +159,46 @@ fn invalid_table_contents_are_ignored() {
 fn stopped_thread_leaves_fastpath_at_every_offset() {
     let test = TestFastpath::of(&[]);
     let (reserve, memory) = (test.reserve(), &test.memory);
-    for (at, word) in [(code::SAVED_RDI, 1), (code::SAVED_RSI, 2), (code::SAVED_RCX, 3), (code::SAVED_RAX, 4)]
-    {
-        test.store(at, word);
-    }
+    test.store(code::SAVED_RDI, 1);
+    test.store(code::SAVED_RSI, 2);
     for site in &test.fastpath.sites {
-        test.store(code::CURRENT_RECORD, site.record);
+        let record = reserve.start + code::TABLE + code::record(site.records[0].0) as u64;
+        test.store(code::CURRENT_RECORD, record);
         for at in 0..places::bytes().len() as u64 {
             let mut registers = Registers {
                 rip: reserve.start + code::CODE + at,
-                rax: site.record,
+                rax: 9,
+                rcx: record,
                 rdi: 101,
                 rsi: 102,
                 rdx: 103,
                 r11: 104,
                 ..Registers::default()
             };
-            let stage = test.fastpath.step_out(&mut registers, memory, reserve).unwrap().unwrap();
-            let (pattern, pair) = (&site.pattern, (registers.rdi, registers.rsi));
-            let place = match stage {
-                Stage::Entry | Stage::TestsFlag(_) => pattern.start,
-                Stage::Checks | Stage::Reads | Stage::Times | Stage::Copies | Stage::FallsBack => {
-                    pattern.call
+            let stage = match (places::stage(at), test.fastpath.step_out(&mut registers, memory, reserve)) {
+                (Some(Stage::Calls(record) | Stage::Returned(record)), Err(_)) => {
+                    assert!(record >= test.fastpath.sites.len());
+                    continue;
                 }
-                Stage::Done | Stage::Returned => pattern.call + 2,
+                (_, stage) => stage.unwrap().unwrap(),
             };
-            assert_eq!(registers.rip, place, "{stage:?}");
+            if let Stage::Calls(record) | Stage::Returned(record) = stage
+                && record != site.records[0].0
+            {
+                continue;
+            }
+            let (pattern, pair) = (&site.pattern, (registers.rdi, registers.rsi));
+            let has_result = matches!(stage, Stage::Done | Stage::Returned(_));
+            let nr = if stage == Stage::Selects { 9 } else { pattern.nr.unwrap().into() };
+            let expected = if has_result { (pattern.call() + 2, 9) } else { (pattern.call(), nr) };
+            assert_eq!((registers.rip, registers.rax), expected, "{stage:?}");
             assert_eq!(pair, if stage == Stage::Copies { (1, 2) } else { (101, 102) }, "{stage:?}");
             assert_eq!(registers.rdx, if stage == Stage::Times { 104 } else { 103 }, "{stage:?}");
         }
     }
     let mut trampoline = Registers { rip: 0x4001, rax: 9, ..Registers::default() };
     assert!(test.fastpath.step_out(&mut trampoline, memory, reserve).unwrap().is_some());
-    assert_eq!((trampoline.rip, trampoline.rax), (0x2000, 4));
+    assert_eq!((trampoline.rip, trampoline.rax), (0x2000, 9));
     let mut elsewhere = Registers { rip: 0x5000, ..Registers::default() };
     assert!(test.fastpath.step_out(&mut elsewhere, memory, reserve).unwrap().is_none());
 }
@@ -273,12 +279,25 @@ fn beginning_of_a_wait_is_known() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     let (began, counter) = (Instant::now(), places::time_stamp_counter());
     std::thread::sleep(std::time::Duration::from_millis(20));
-    let known = |word: u64| {
-        test.store(code::WAIT_BEGAN, word);
-        test.fastpath.wait_began(&test.memory, test.reserve()).unwrap()
+    let record = test.fastpath.sites[1].records[0].0;
+    let registers = Registers {
+        rip: test.reserve().start + code::CODE + places::call(record) + 2,
+        fs_base: 0x7f12_3456_7000,
+        ..Registers::default()
     };
-    let error = known(counter).max(began) - known(counter).min(began);
+    let known = |word: u64, fs_base: u64| {
+        let entry = code::record(record) + code::WAITS + code::wait_entry(registers.fs_base) as usize;
+        test.store(entry, word);
+        test.store(entry + 8, fs_base);
+        test.fastpath.native_call_began(&registers, &test.memory, test.reserve()).unwrap().unwrap()
+    };
+    let of_thread = known(counter, registers.fs_base);
+    let error = of_thread.max(began) - of_thread.min(began);
     assert!(error < std::time::Duration::from_millis(2), "{error:?}");
     // Whatever the program writes there, the wait began after the publication.
-    assert!(known(0) >= before && known(u64::MAX) <= Instant::now());
+    assert!(known(0, registers.fs_base) >= before && known(u64::MAX, registers.fs_base) <= Instant::now());
+    let now = Instant::now();
+    assert!(known(counter, registers.fs_base + 1) >= now, "the entry is another thread's");
+    let outside = Registers { rip: 0x5000, ..registers };
+    assert!(test.fastpath.native_call_began(&outside, &test.memory, test.reserve()).unwrap().is_none());
 }

@@ -37,9 +37,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, net_socket};
-use tern_ids::{ConnectionToken, NodeId};
+use tern_ids::{ConnectionToken, HomePid, NodeId};
 use tern_migrate::message::{FileNotice, Message};
 use tern_readiness::ReadinessFile;
+use tern_tracee::listener::Notification;
 pub(crate) use waiting::NativeWait;
 use waiting::WatchedDescriptors;
 
@@ -75,8 +76,11 @@ pub(crate) struct Connections {
     watched: WatchedDescriptors,
     /// The epoll sets that have connections as members.
     sets: EpollSets,
-    /// The calls of the threads other than the one that has trapped.
+    /// Whether there are other threads than the one whose trap is handled, and their calls. The calls are
+    /// those at the time of this trap.
     others: OtherCalls,
+    /// The epoll sets that threads may be changing at home.
+    changed_sets: BTreeMap<HomePid, i32>,
     /// A trap waits until no thread is in a call that was let through.
     awaits_native_calls: bool,
 }
@@ -90,6 +94,8 @@ pub(crate) struct OtherCalls {
     at_home: Vec<RunningCall>,
     /// The program may be inside these, which were let through.
     native: Vec<RunningCall>,
+    /// One may be in a call that the fast path's code makes.
+    may_be_inside: bool,
 }
 
 /// The number and arguments of a call.
@@ -173,9 +179,15 @@ impl LocalSocket {
 }
 
 impl OtherCalls {
-    /// Adds a thread, with its call at home and the one that was let through.
-    pub(crate) fn add(&mut self, at_home: Option<RunningCall>, native: Option<RunningCall>) {
-        self.exist = true;
+    /// Adds a thread, with its call at home and the one that was let through, and whether it may be in
+    /// one that the fast path's code makes.
+    pub(crate) fn add(
+        &mut self,
+        at_home: Option<RunningCall>,
+        native: Option<RunningCall>,
+        may_be_inside: bool,
+    ) {
+        (self.exist, self.may_be_inside) = (true, self.may_be_inside || may_be_inside);
         self.at_home.extend(at_home);
         self.native.extend(native);
     }
@@ -301,9 +313,26 @@ impl Connections {
         self.watched.request_all()
     }
 
+    /// Records the number of threads. What was known of other threads is forgotten.
+    pub(crate) fn set_thread_count(&mut self, count: usize) {
+        self.others = OtherCalls { exist: count > 1, ..OtherCalls::default() };
+    }
+
     /// Records the calls in which the other threads are.
     pub(crate) fn set_others(&mut self, others: OtherCalls) {
         self.others = others;
+    }
+
+    /// Records that this thread makes this call at home, which may change an epoll set.
+    fn begin_set_change(&mut self, tid: HomePid, trap: &Notification) {
+        if i64::from(trap.nr) == libc::SYS_epoll_ctl {
+            self.changed_sets.insert(tid, trap.args[0] as i32);
+        }
+    }
+
+    /// Records that this thread is in no call at home.
+    fn end_set_change(&mut self, tid: HomePid) {
+        self.changed_sets.remove(&tid);
     }
 
     /// Whether threads that are in calls which were let through must be interrupted, because a
@@ -399,9 +428,15 @@ impl Connections {
         self.local_fds().next().is_some() || self.sets.has_any_in_guest()
     }
 
-    /// Whether the process has several threads, as far as is known here.
+    /// Whether the process has several threads.
     pub(crate) fn has_other_threads(&self) -> bool {
         self.others.exist
+    }
+
+    /// Whether a thread other than the one whose trap is handled may be in a call that the fast path's
+    /// code makes.
+    pub(crate) fn others_may_be_inside(&self) -> bool {
+        self.others.may_be_inside
     }
 
     /// The connections on which the program may make calls without a trap, the epoll sets for which
@@ -426,7 +461,9 @@ impl Connections {
         }
         self.watched.in_guest().chain(local_files).for_each(|fd| native.add_polled(fd));
         let is_known = |fd: i32| self.is_here(fd) || self.watched.has(fd);
-        self.sets.current(is_known).for_each(|fd| native.add_epoll_set(fd));
+        let is_changed = |fd: &i32| self.changed_sets.values().any(|changed| changed == fd);
+        let current = self.sets.current(is_known).filter(|fd| !is_changed(fd));
+        current.for_each(|fd| native.add_epoll_set(fd));
         native
     }
 

@@ -145,7 +145,7 @@ impl Thread {
         if !process.shares_parent_memory {
             let connections = process.native_connections();
             let Process { fastpath, files, memory, reserve, .. } = process;
-            fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
+            fastpath.count_call((trap.ip, trap.nr), false, memory, *reserve)?;
             let moved = (i64::from(trap.nr) != libc::SYS_lseek).then_some(ret.cast_unsigned());
             fastpath.publish((trap.args[0] as i32, moved), files, connections, (memory, *reserve))?;
         }
@@ -174,6 +174,10 @@ impl Thread {
         // writes change attributes. And a program that has files open on this node may observe
         // changes before home's notices arrive.
         if self.sync.call_pending || self.sync.partial.is_some() || !process.files.home_has_all_data() {
+            return Ok(false);
+        }
+        // Another thread may learn of a change by a connection, and tell this one.
+        if process.connections.has_other_threads() && process.connections.may_let_through() {
             return Ok(false);
         }
         match process.names.reply_to(trap, &process.memory) {
@@ -355,7 +359,7 @@ impl Guest {
 
     /// The next time at which the guest needs work without an event: to flush pending writes (while
     /// the deputy is busy they were sent already), to end a publication to the fast path, to
-    /// release forks, or to raise signals again.
+    /// release forks, to raise signals again, or to end waits.
     #[must_use]
     pub(crate) fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
@@ -367,7 +371,14 @@ impl Guest {
             .filter(|_| matches!(self.process.state, State::Running));
         let refused = self.threads.values().any(|thread| thread.raised.has_refused());
         let signals = refused.then(|| Instant::now() + SIGNAL_RETRY_INTERVAL);
-        write_due.into_iter().chain(self.process.fastpath.due()).chain(forks).chain(signals).min()
+        let waits = self.threads.values().filter_map(Thread::wait_must_end_at);
+        write_due
+            .into_iter()
+            .chain(self.process.fastpath.due())
+            .chain(forks)
+            .chain(signals)
+            .chain(waits)
+            .min()
     }
 
     /// Does the work that is due according to [`due`](Self::due).
@@ -378,6 +389,12 @@ impl Guest {
         self.release_forks()?;
         self.threads.values_mut().try_for_each(Thread::raise_again)?;
         self.reclaim_due()?;
+        let is_over =
+            |thread: &&Thread| thread.wait_must_end_at().is_some_and(|until| until <= Instant::now());
+        for thread in self.threads.values().filter(is_over) {
+            // The stop ends its call.
+            stop::interrupt(thread.host_tid)?;
+        }
         let due = self.process.files.due().is_some_and(|due| due <= Instant::now());
         let Self { process, threads } = self;
         if let Some(thread) = threads.values_mut().next().filter(|_| due) {

@@ -1,22 +1,32 @@
 //! Publishing a process's files and CPU time to its fast path ([`crate::fastpath`]), and reclaiming
 //! the files.
 
-use crate::fastpath::{NativeDescriptors, native_return_addr};
+use crate::fastpath::{self, NativeDescriptors};
 use crate::files::connections::NativeWait;
 use crate::process::Guest;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
-use tern_tracee::Result;
 use tern_tracee::listener::Notification;
 use tern_tracee::stop::{self, Stopped};
+use tern_tracee::{Result, procfs};
 
 impl Process {
-    /// Reclaims what is published of its files. Its thread is in a trap, or stopped and outside the
-    /// fast path.
+    /// Reclaims what is published of its files. The thread whose trap is handled is in it, or the only
+    /// thread is stopped and outside the fast path. If another thread may be inside, only ends the
+    /// publication: a program with several threads has no published files.
     ///
     /// # Errors
     /// If it is gone.
     pub(crate) fn reclaim(&mut self) -> Result<()> {
+        if self.connections.others_may_be_inside() {
+            self.names.clear();
+            return self.unpublish();
+        }
+        self.reclaim_all()
+    }
+
+    /// As [`reclaim`](Self::reclaim); all threads are in a trap, or stopped and outside the fast path.
+    fn reclaim_all(&mut self) -> Result<()> {
         if self.fastpath.has_used_connections(&self.memory, self.reserve)? {
             // The program may have learned by a call that a file has changed.
             self.files.invalidate();
@@ -24,7 +34,7 @@ impl Process {
         }
         self.fastpath.reclaim(&mut self.files, &self.memory, self.reserve)?;
         self.files.leave_native_call();
-        if self.files.is_returning_delegations() {
+        if self.files.is_returning_delegations() && !self.connections.has_other_threads() {
             self.unpatch();
         }
         Ok(())
@@ -73,10 +83,10 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub(crate) fn publish_cpu_time(&mut self, trap: &Notification) -> Result<()> {
-        if !self.fastpath.is_patched() || self.shares_parent_memory {
+        if !self.fastpath.is_patched() || self.shares_parent_memory || self.connections.has_other_threads() {
             return Ok(());
         }
-        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        self.fastpath.count_call((trap.ip, trap.nr), false, &self.memory, self.reserve)?;
         match self.usage.cpu_time_not_counted_here() {
             Some(offset) => self.fastpath.publish_cpu_time(offset, &self.memory, self.reserve),
             None => Ok(()),
@@ -92,12 +102,12 @@ impl Process {
         if self.shares_parent_memory {
             return Ok(());
         }
-        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        self.fastpath.count_call((trap.ip, trap.nr), false, &self.memory, self.reserve)?;
         if self.fastpath.publish_local() { self.republish() } else { Ok(()) }
     }
 
-    /// Prepares for a call on a connection, or one that waits for connections, by the only thread,
-    /// which is about to be let through.
+    /// Prepares for a call on a connection, or one that waits for connections, which is about to be let
+    /// through.
     ///
     /// # Errors
     /// If it is gone.
@@ -105,13 +115,14 @@ impl Process {
         if self.shares_parent_memory {
             return Ok(());
         }
-        self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
+        let others = self.connections.has_other_threads();
+        self.fastpath.count_call((trap.ip, trap.nr), others, &self.memory, self.reserve)?;
         self.fastpath.enter_connection_call();
         self.republish()
     }
 
-    /// Restores the program's code before its memory is shared or sent. As for
-    /// [`reclaim`](Self::reclaim), its thread is in a trap, or stopped and outside the fast path.
+    /// Restores the program's code before its memory is shared or sent. Its only thread is in a trap, or
+    /// stopped and outside the fast path.
     pub(crate) fn unpatch(&mut self) {
         if self.fastpath.is_patched() {
             self.fastpath.unpatch(&self.memory);
@@ -167,13 +178,12 @@ impl Thread {
             return Ok(());
         }
         let mut registers = stopped.registers()?;
-        let Some(nr) = registers.call().filter(|_| registers.rip == native_return_addr(*reserve)) else {
-            return Ok(());
-        };
+        let Some(nr) = registers.call() else { return Ok(()) };
+        let Some(began) = fastpath.native_call_began(&registers, memory, *reserve)? else { return Ok(()) };
         fastpath.step_out(&mut registers, memory, *reserve)?;
         stopped.set_registers(&registers)?;
         let call = (nr as u32, registers.arguments());
-        self.native_wait = NativeWait::of(call, fastpath.wait_began(memory, *reserve)?);
+        self.native_wait = NativeWait::of(call, began);
         self.native_call = Some(call);
         Ok(())
     }
@@ -182,36 +192,107 @@ impl Thread {
     ///
     /// # Errors
     /// As [`leave_fastpath`](Self::leave_fastpath).
-    pub(crate) fn reclaim_at_stop(&self, stopped: &Stopped, process: &mut Process) -> Result<()> {
+    pub(crate) fn reclaim_at_stop(&mut self, stopped: &Stopped, process: &mut Process) -> Result<()> {
         if process.fastpath.is_patched() {
             self.leave_fastpath(stopped, process)?;
-            process.reclaim()?;
+            if process.connections.has_other_threads() {
+                process.unpublish()?;
+            } else {
+                process.reclaim()?;
+            }
+            self.note_outside(process);
         }
         Ok(())
+    }
+
+    /// Records that the thread is outside the fast path: it is in a trap, or stopped.
+    pub(crate) fn note_outside(&mut self, process: &Process) {
+        self.outside_since = process.fastpath.unpublished();
+    }
+
+    /// Records that the thread is outside, if it is blocked in the kernel at an address that is. Nothing
+    /// is published.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn look_outside(&mut self, process: &Process) -> Result<()> {
+        if procfs::blocked_at(self.host_tid)?.is_some_and(|at| !fastpath::is_inside(at, process.reserve)) {
+            self.note_outside(process);
+        }
+        Ok(())
+    }
+
+    /// Whether the thread runs, or is blocked in a call that this node's kernel makes: it is neither
+    /// stopped nor in a trap.
+    fn may_run(&self, process: &Process) -> bool {
+        let is_in_trap = || self.pending.is_some() || process.queued_traps.has_trap_of(self.host_tid);
+        !self.is_exiting && self.stopped.is_none() && !is_in_trap()
+    }
+
+    /// Whether the thread may be in a call that was let through, or that the fast path's code makes.
+    pub(crate) fn may_be_in_native_call(&self, process: &Process) -> bool {
+        self.native_call.is_some() || self.may_be_inside(process)
+    }
+
+    /// Whether the thread may be in the fast path's code, in a call on a connection or about to make
+    /// one.
+    pub(crate) fn may_be_inside(&self, process: &Process) -> bool {
+        let fastpath = &process.fastpath;
+        fastpath.may_use_connections()
+            && (fastpath.has_published_connections() || self.outside_since != fastpath.unpublished())
+            && self.may_run(process)
     }
 }
 
 impl Guest {
     /// Reclaims what is published of its files, and restores the program's code if all delegations
-    /// are being returned. Returns false if the thread must be stopped first: then it is being
+    /// are being returned. Returns false if threads must be stopped first: then they are being
     /// stopped, and the caller tries again.
     ///
     /// # Errors
     /// If it is gone.
     pub(crate) fn reclaim(&mut self) -> Result<bool> {
         let Self { process, threads } = self;
+        let has_one_thread = !process.connections.has_other_threads();
         let returns_all = process.files.is_returning_delegations();
-        if !(process.fastpath.may_be_in_use() || returns_all && process.fastpath.is_patched()) {
-            return Ok(true);
+        if process.fastpath.may_be_in_use() || returns_all && has_one_thread && process.fastpath.is_patched()
+        {
+            process.unpublish()?;
+            let may_be_inside = |thread: &&Thread| {
+                if has_one_thread { thread.may_run(process) } else { thread.may_be_inside(process) }
+            };
+            let mut are_outside = true;
+            for thread in threads.values().filter(may_be_inside) {
+                stop::interrupt(thread.host_tid)?;
+                are_outside = false;
+            }
+            if !are_outside {
+                return Ok(false);
+            }
+            process.reclaim_all()?;
         }
-        let Some(thread) = threads.values().next() else { return Ok(true) };
-        let is_in_trap = thread.pending.is_some() || process.queued_traps.has_trap_of(thread.host_tid);
-        if is_in_trap || thread.stopped.is_some() {
-            process.reclaim()?;
-            return Ok(true);
+        Ok(!(returns_all && process.fastpath.request_unpatch()))
+    }
+
+    /// Changes the program's code as the fast path requires, when all threads can be stopped. Sites are
+    /// patched only if that takes no time. The caller repeats this until it is done
+    /// ([`Fastpath::awaits_stop`](crate::fastpath::Fastpath::awaits_stop)).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn change_code(&mut self) -> Result<()> {
+        let can_stop = |thread: &Thread| thread.stopped.is_some() || thread.can_stop(&self.process);
+        // A child that runs in this memory would also run the code.
+        let can_patch = !self.is_forking() && self.threads.values().all(can_stop);
+        let must_unpatch = self.process.fastpath.must_unpatch();
+        if (must_unpatch || can_patch) && self.quiesce()? {
+            self.process.unpublish()?;
+            let Process { fastpath, memory, reserve, .. } = &mut self.process;
+            fastpath.change_code(memory, *reserve)?;
+        } else if !must_unpatch {
+            self.process.fastpath.give_up_patching();
         }
-        stop::interrupt(thread.host_tid)?;
-        Ok(false)
+        if self.process.fastpath.awaits_stop() { Ok(()) } else { self.resume() }
     }
 
     /// Reclaims the files that are due, or begins to. If there are none, ends other publications

@@ -6,7 +6,7 @@ use std::io;
 use tern_tracee::listener::Notification;
 
 /// Traps of a process that wait for another thread's change of a signal action, for an internal
-/// call, or for the opening of a local file.
+/// call, for a connection, for the opening of a local file, or for the program's code to be restored.
 #[derive(Debug, Default)]
 pub(crate) struct QueuedTraps {
     traps: VecDeque<Notification>,

@@ -1,6 +1,7 @@
 //! Quiescing guests, and resuming them.
 //!
-//! A process is quiesced when all its threads are ptrace-stopped. `StopReasons::set_quiescing` requests
+//! A process is quiesced when all its threads are ptrace-stopped: to depart, for job control, or to
+//! change its code. `StopReasons::set_quiescing` requests
 //! that, and the main loop carries it out: each thread is stopped as soon as it can be
 //! ([`Thread::can_stop`]), and then waits for the others. Meanwhile
 //! * the trap of a stopped thread was answered such that the kernel restarts the call, and a result
@@ -71,6 +72,7 @@ impl Guest {
         self.process.stop_reasons.set_quiescing(false);
         for thread in self.threads.values_mut() {
             if let Some(stopped) = thread.stopped.take() {
+                thread.note_outside(&self.process);
                 stopped.resume(0)?;
             }
         }

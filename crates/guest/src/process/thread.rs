@@ -59,6 +59,10 @@ pub(crate) struct Thread {
     pub(crate) native_call: Option<RunningCall>,
     /// The last such call, if it waits for some time.
     pub(crate) native_wait: Option<NativeWait>,
+    /// The number of times that descriptors were removed from the fast path's table
+    /// ([`Fastpath::unpublished`](crate::fastpath::Fastpath::unpublished)) when the thread was last known
+    /// to be outside its code. Only `process::publication` changes it.
+    pub(crate) outside_since: u64,
     /// Its CPU time.
     pub(crate) cpu_meter: CpuMeter,
 }
@@ -135,6 +139,7 @@ impl Thread {
             is_exiting: false,
             native_call: None,
             native_wait: None,
+            outside_since: 0,
         })
     }
 

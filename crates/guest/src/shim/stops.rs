@@ -143,6 +143,24 @@ impl Shim {
         }
     }
 
+    /// Changes the code of guests with several threads for the fast path.
+    pub(super) fn change_code(&mut self) {
+        let awaits = |guest: &&Guest| {
+            matches!(guest.process.state, State::Running) && guest.process.fastpath.awaits_stop()
+        };
+        let pids: Vec<HomePid> = self.members.iter().filter(awaits).map(|guest| guest.process.pid).collect();
+        let nice = self.start.guest_nice.into();
+        for pid in pids {
+            self.act_on(pid, |guest, _| {
+                guest.change_code()?;
+                if !guest.process.fastpath.awaits_stop() {
+                    guest.set_nice(nice);
+                }
+                Ok(())
+            });
+        }
+    }
+
     /// Stops the threads of guests that must stay stopped, each as soon as it can be stopped.
     pub(super) fn continue_quiesce(&mut self) {
         let moves = |guest: &&mut Guest| {

@@ -140,7 +140,7 @@ fn execve_sends_its_strings() {
 #[test]
 fn kernel_accepts_the_filter() {
     let _alone = alone();
-    let program: Vec<libc::sock_filter> = filter(0x3100_0000_0200)
+    let program: Vec<libc::sock_filter> = filter(0x3100_0000_0202)
         .iter()
         .map(|op| libc::sock_filter { code: op.code, jt: op.jt, jf: op.jf, k: op.k })
         .collect();

@@ -1,5 +1,6 @@
 //! Calls on connections that are on this node, and calls before which they are returned.
 
+use super::OtherCalls;
 use super::epoll_sets::waits_for_set;
 use super::plan::Plan;
 use super::waiting::{NativeWait, WaitSet};
@@ -8,8 +9,10 @@ use crate::process::Guest;
 use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
+use tern_ids::HomePid;
 use tern_syscall::is_transfer;
 use tern_tracee::Result;
 use tern_tracee::inject::{Injection, Site};
@@ -18,11 +21,32 @@ use tern_tracee::procfs;
 use tern_tracee::registers::{Registers, restart};
 use tern_tracee::stop::{self, Stop, Stopped};
 
+impl Process {
+    /// Records which calls the threads other than this one, which has trapped, are in.
+    pub(crate) fn note_other_calls(&mut self, threads: &BTreeMap<HomePid, Thread>, tid: HomePid) {
+        self.note_thread_count(threads);
+        if !self.connections.is_used() && !self.fastpath.may_use_connections() {
+            return;
+        }
+        let mut others = OtherCalls::default();
+        for thread in threads.values().filter(|thread| thread.tid != tid && !thread.is_exiting) {
+            let at_home = thread.pending.as_ref().map(|pending| (pending.trap.nr, pending.trap.args));
+            others.add(at_home, thread.native_call, thread.may_be_inside(self));
+        }
+        self.connections.set_others(others);
+    }
+
+    /// Records whether the process has several threads. One that is exiting runs no program.
+    pub(crate) fn note_thread_count(&mut self, threads: &BTreeMap<HomePid, Thread>) {
+        let count = threads.values().filter(|thread| !thread.is_exiting).count();
+        self.connections.set_thread_count(count);
+    }
+}
+
 impl Guest {
     /// Whether a thread may be in a call that was let through.
     pub(crate) fn is_in_native_call(&self) -> bool {
-        self.process.fastpath.may_use_connections()
-            || self.threads.values().any(|thread| thread.native_call.is_some())
+        self.threads.values().any(|thread| thread.may_be_in_native_call(&self.process))
     }
 
     /// Interrupts the threads that may be in calls which were let through. The main loop resumes them.
@@ -30,11 +54,16 @@ impl Guest {
     ///
     /// # Errors
     /// If the guest is gone.
-    pub(crate) fn interrupt_native_calls(&self) -> GuestResult<bool> {
-        let may_be_in_one =
-            |thread: &&Thread| thread.native_call.is_some() || self.process.fastpath.may_use_connections();
-        for thread in self.threads.values().filter(may_be_in_one) {
-            stop::interrupt(thread.host_tid)?;
+    pub(crate) fn interrupt_native_calls(&mut self) -> GuestResult<bool> {
+        self.process.unpublish()?;
+        let Self { process, threads } = self;
+        for thread in threads.values_mut() {
+            if thread.native_call.is_none() && thread.may_be_inside(process) {
+                thread.look_outside(process)?;
+            }
+            if thread.may_be_in_native_call(process) {
+                stop::interrupt(thread.host_tid)?;
+            }
         }
         Ok(self.is_in_native_call())
     }
@@ -52,10 +81,10 @@ impl Thread {
         process: &mut Process,
         home: &mut Outbox,
     ) -> GuestResult<bool> {
-        let continued = self.native_wait.take().filter(|wait| wait.continue_in(trap));
-        let is_continued = continued.is_some();
-        self.native_wait = continued;
+        process.connections.end_set_change(self.tid);
+        self.native_wait = self.native_wait.take().filter(|wait| wait.continues_in(trap));
         if !process.connections.is_used() {
+            self.leave_wait_to_home(trap);
             return Ok(false);
         }
         for fd in process.connections.forget_changed(trap.nr, &trap.args) {
@@ -63,7 +92,7 @@ impl Thread {
         }
         let is_fresh = !self.sync.call_pending && self.sync.partial.is_none();
         let is_departing = process.files.is_returning_delegations();
-        let may_wait_here = is_fresh && !is_departing && !is_continued;
+        let may_wait_here = is_fresh && !is_departing;
         let is_open_here = |fd| process.files.is_local(fd);
         let plan = match WaitSet::of(trap, &process.memory) {
             Some(WaitSet::Known(fds)) => process.connections.plan_wait(fds, may_wait_here, is_open_here),
@@ -78,15 +107,18 @@ impl Thread {
         }
         match plan {
             Plan::Other => {
+                process.connections.begin_set_change(self.tid, trap);
                 for fd in process.connections.forget_used_at_home(trap.nr, &trap.args) {
                     process.files.add_stale_fd(fd);
                 }
+                self.leave_wait_to_home(trap);
                 return Ok(false);
             }
             Plan::LeaveToHome(set) => {
                 for fd in process.connections.sets.leave_to_home(set) {
                     process.files.add_stale_fd(fd);
                 }
+                self.leave_wait_to_home(trap);
                 return Ok(false);
             }
             Plan::Arrange(set) => {
@@ -109,10 +141,11 @@ impl Thread {
                     self.close_stale_fds(trap, &mut process.files);
                     self.sync.restart_code = None;
                     let call = (trap.nr, trap.args);
-                    (self.native_call, self.native_wait) = (Some(call), NativeWait::of(call, Instant::now()));
-                    if !process.connections.has_other_threads() {
-                        process.enter_connection_call(trap)?;
+                    self.native_call = Some(call);
+                    if self.native_wait.is_none() {
+                        self.native_wait = NativeWait::of(call, Instant::now());
                     }
+                    process.enter_connection_call(trap)?;
                     self.let_through(trap.id)?;
                     return Ok(true);
                 }
@@ -121,6 +154,18 @@ impl Thread {
         }
         process.queued_traps.push(*trap);
         Ok(true)
+    }
+
+    /// Has home make a wait that was interrupted here for the rest of its time.
+    fn leave_wait_to_home(&self, trap: &mut Notification) {
+        if let Some(wait) = &self.native_wait {
+            wait.limit_to_rest(trap);
+        }
+    }
+
+    /// When the shim must interrupt the thread's wait, because its time is over.
+    pub(crate) fn wait_must_end_at(&self) -> Option<Instant> {
+        self.native_wait.as_ref().filter(|_| self.native_call.is_some())?.must_end_at()
     }
 
     /// Prepares a thread that was interrupted by the shim, perhaps in a call that was let through. A
@@ -155,8 +200,8 @@ impl Thread {
     }
 
     /// Prepares a thread that has stopped, perhaps in a call that was let through and waits. If no
-    /// handler runs, the call is made again, for the rest of its time. Until then the thread counts as
-    /// inside it.
+    /// handler runs, the call is made again, for the rest of its time; if this is over, the call ends.
+    /// Until then the thread counts as inside it.
     ///
     /// # Errors
     /// If it is gone.
@@ -173,7 +218,12 @@ impl Thread {
         if is_reported {
             registers.rax = restart::NOHAND.cast_unsigned();
         }
-        if is_reported || registers.restart_from_start() {
+        let is_over = self.wait_must_end_at().is_some_and(|until| until <= Instant::now());
+        if is_over && (is_reported || registers.restart_code().is_some()) && !self.has_deliverable(None) {
+            (registers.rax, registers.orig_rax) = (0, u64::MAX);
+            self.native_wait = None;
+            stopped.set_registers(&registers)?;
+        } else if is_reported || registers.restart_from_start() {
             if let Some(wait) = &mut self.native_wait {
                 wait.interrupt();
             }

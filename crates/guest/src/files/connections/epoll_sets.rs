@@ -92,6 +92,16 @@ impl EpollSets {
         self.0.values().any(|set| set.in_guest.is_some())
     }
 
+    /// Whether the guest has this set.
+    pub(super) fn is_in_guest(&self, set: i32) -> bool {
+        self.0.get(&set).is_some_and(|set| set.in_guest.is_some())
+    }
+
+    /// Whether the guest has a set with this descriptor as a member.
+    pub(super) fn has_member_in_guest(&self, fd: i32) -> bool {
+        self.0.values().any(|set| set.in_guest.is_some() && set.members.contains_key(&fd))
+    }
+
     /// Whether this is the descriptor of a known set.
     pub(super) fn has(&self, set: i32) -> bool {
         self.0.contains_key(&set)

@@ -1,6 +1,6 @@
 //! Decides about calls: this node's kernel or home makes a call, at once or after a preparation.
 
-use super::epoll_sets::waits_for_set;
+use super::epoll_sets::{EpollSets, waits_for_set};
 use super::{Connections, OtherCalls, RunningCall};
 use crate::files::cache::Conflict;
 use crate::process::space::MAPPED_FILE;
@@ -41,7 +41,7 @@ impl Plan {
 impl Connections {
     /// Decides about a call. `is_fresh`: home has not made it, or a part of it, already.
     pub(super) fn plan(&self, nr: u32, args: &[u64; 6], is_fresh: bool, is_departing: bool) -> Plan {
-        if self.is_busy() {
+        if self.is_busy() || self.awaits_native_calls {
             return Plan::Wait;
         }
         if self.keeps_descriptors(nr, args) {
@@ -56,8 +56,11 @@ impl Connections {
                 Some(local) if is_local_call(nr, args) && !local.is_broken => {
                     return Plan::LetThrough([fd].into());
                 }
-                None if is_transfer(nr) && self.may_take() && !self.others.may_use(fd) => {
-                    return Plan::Take(fd);
+                None if is_transfer(nr) && self.may_take() && !self.others.may_use(fd, &self.sets) => {
+                    // A thread that waits here for the descriptor at home must wait for the connection.
+                    let is_waited_for = self.watched.has(fd) || self.sets.has_member_in_guest(fd);
+                    let must_await = is_waited_for && self.others.may_wait_here();
+                    return if must_await { Plan::AwaitNativeCalls } else { Plan::Take(fd) };
                 }
                 _ => {}
             }
@@ -83,7 +86,8 @@ impl Connections {
     fn plan_epoll_ctl(&self, set: i32, member: i32) -> Option<Plan> {
         let is_known = self.sets.has(set);
         let waits = |call: &RunningCall| waits_for_set(call.0) && call.1[0] as i32 == set;
-        if is_known && self.others.native.iter().any(waits) {
+        let may_wait = self.others.may_be_inside && self.sets.is_in_guest(set);
+        if is_known && (may_wait || self.others.native.iter().any(waits)) {
             // The change must take effect before the call returns.
             return Some(Plan::AwaitNativeCalls);
         }
@@ -208,12 +212,18 @@ impl Connections {
 }
 
 impl OtherCalls {
-    /// Whether a call at home may use this descriptor.
-    fn may_use(&self, fd: i32) -> bool {
+    /// Whether a thread may wait for several descriptors in a call that this node's kernel makes.
+    fn may_wait_here(&self) -> bool {
+        self.may_be_inside || self.native.iter().any(|(nr, _)| names_descriptors(*nr) || waits_for_set(*nr))
+    }
+
+    /// Whether a call at home may use this descriptor, which home has offered. Home has described all
+    /// sets that contain it.
+    fn may_use(&self, fd: i32, sets: &EpollSets) -> bool {
         self.at_home.iter().any(|(nr, args)| {
             args[..3].iter().any(|arg| *arg as i32 == fd)
                 || names_descriptors(*nr)
-                || waits_for_set(*nr)
+                || waits_for_set(*nr) && sets.has_member(args[0] as i32, fd)
                 || Conflict::of(*nr, args) == Conflict::All
         })
     }
@@ -477,13 +487,19 @@ mod tests {
         let others = |at_home: &[(i64, u64)], native: &[(i64, u64)]| {
             let call = |(nr, fd): &(i64, u64)| (*nr as u32, [*fd, 0, 0, 0, 0, 0]);
             let mut others = OtherCalls::default();
-            others.add(at_home.first().map(call), native.first().map(call));
+            others.add(at_home.first().map(call), native.first().map(call), false);
             others
         };
         assert_eq!(transfer(others(&[(libc::SYS_accept, 3)], &[])), Plan::Take(6));
-        for call in [(libc::SYS_read, 6), (libc::SYS_epoll_wait, 3), (libc::SYS_poll, 3), (libc::SYS_fork, 3)]
-        {
+        for call in [(libc::SYS_read, 6), (libc::SYS_poll, 3), (libc::SYS_fork, 3)] {
             assert_eq!(transfer(others(&[call], &[])), Plan::Other, "{call:?}");
+        }
+        let mut all = with_set();
+        let offered_in_set = [EpollMember { fd: 6, events: 1, data: 6 }];
+        all.sets.receive(8, &offered_in_set);
+        for (set, expected) in [(3, Plan::Take(6)), (8, Plan::Other)] {
+            all.set_others(others(&[(libc::SYS_epoll_wait, set)], &[]));
+            assert_eq!(plan(&all, libc::SYS_read, [6, 0, 0]), expected, "a wait for set {set}");
         }
         let mut all = with_set();
         all.set_others(others(&[], &[(libc::SYS_epoll_wait, 9)]));

@@ -267,22 +267,23 @@ impl NativeWait {
         self.is_interrupted = true;
     }
 
-    /// Whether the program makes this call again after an interruption. If so, its time limit is
-    /// reduced to the rest.
-    pub(super) fn continue_in(&self, trap: &mut Notification) -> bool {
-        let Some(timeout) = timeout_argument(self.nr).filter(|_| self.is_interrupted && trap.nr == self.nr)
-        else {
-            return false;
-        };
-        let mut same = self.args;
-        same[timeout] = trap.args[timeout];
-        if same != trap.args {
-            return false;
-        }
+    /// Whether the program makes this call again after an interruption.
+    pub(super) fn continues_in(&self, trap: &Notification) -> bool {
+        self.is_interrupted && (trap.nr, trap.args) == (self.nr, self.args)
+    }
+
+    /// Reduces the time limit of a call that continues this one to the rest.
+    pub(super) fn limit_to_rest(&self, trap: &mut Notification) {
+        let Some(timeout) = timeout_argument(self.nr) else { return };
         let left = self.until.saturating_duration_since(Instant::now());
         // Rounded up, since the call must not end early.
         trap.args[timeout] = left.as_micros().div_ceil(1000) as u64;
-        true
+    }
+
+    /// When the shim must end the call. This kernel keeps the time limit of a call itself, unless the
+    /// call was interrupted.
+    pub(crate) fn must_end_at(&self) -> Option<Instant> {
+        self.is_interrupted.then_some(self.until)
     }
 }
 
@@ -333,17 +334,22 @@ mod tests {
     fn interrupted_wait_has_the_rest_of_its_time() {
         let call = trap(libc::SYS_poll, [1, 2, 60_000, 0, 0, 0]);
         let mut wait = NativeWait::of((call.nr, call.args), Instant::now()).unwrap();
-        let mut again = call;
-        assert!(!wait.continue_in(&mut again), "another call with the same arguments");
+        assert!(!wait.continues_in(&call), "another call with the same arguments");
+        assert_eq!(wait.must_end_at(), None, "this kernel keeps the limit");
         wait.interrupt();
-        wait.until -= Duration::from_secs(20);
-        for _ in 0..2 {
-            assert!(wait.continue_in(&mut again));
-            assert!((30_000..=40_000).contains(&again.args[2]), "{}", again.args[2]);
+        assert!(wait.continues_in(&call) && wait.must_end_at().is_some());
+        for other in [[1, 3, 60_000, 0, 0, 0], [1, 2, 30_000, 0, 0, 0]] {
+            assert!(!wait.continues_in(&trap(libc::SYS_poll, other)));
         }
+        let rest = |wait: &NativeWait| {
+            let mut again = call;
+            wait.limit_to_rest(&mut again);
+            again.args[2]
+        };
+        wait.until -= Duration::from_secs(20);
+        assert!((30_000..=40_000).contains(&rest(&wait)), "{}", rest(&wait));
         wait.until -= Duration::from_secs(60);
-        assert!(wait.continue_in(&mut again) && again.args[2] == 0);
-        assert!(!wait.continue_in(&mut trap(libc::SYS_poll, [1, 3, 60_000, 0, 0, 0])));
+        assert_eq!(rest(&wait), 0);
         assert!(
             NativeWait::of((libc::SYS_poll as u32, [1, 2, u64::MAX, 0, 0, 0]), Instant::now()).is_none(),
             "no limit"
