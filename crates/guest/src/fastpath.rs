@@ -27,8 +27,8 @@
 //! **Programs with several threads** have no published files, only connections. While the table has
 //! any, each thread that is not in a trap or stopped may be inside the code. After they are removed from
 //! the table, it may still be, until it traps or stops ([`Fastpath::unpublished`]); before anything
-//! changes that such a thread may rely on, it is stopped. So a thread that reads the table while the shim
-//! writes it finds either an old set, all of whose members it may still use, or a new one. Code is changed only while all threads are
+//! changes that such a thread may rely on, it is stopped. So a thread may read the table while the shim
+//! writes it: it may use the members of the old sets as well as those of the new ones. Code is changed only while all threads are
 //! stopped ([`Guest::change_code`](crate::process::Guest::change_code)), since a thread may execute the
 //! bytes meanwhile.
 //!

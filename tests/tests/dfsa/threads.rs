@@ -26,7 +26,7 @@ while True:
     pass
 ";
 
-/// Echoes until a file exists at home. Then one thread waits for what never happens, for two seconds,
+/// Echoes until a file exists at home. Then one thread waits for two seconds, in which nothing happens,
 /// while another one adds a member to its set and removes it, again and again.
 const CHANGING: &str = "
 import os, select, socket, threading, time

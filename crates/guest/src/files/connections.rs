@@ -313,7 +313,7 @@ impl Connections {
         self.watched.request_all()
     }
 
-    /// Records the number of threads. What was known of other threads is forgotten.
+    /// Records the number of threads, and forgets their calls.
     pub(crate) fn set_thread_count(&mut self, count: usize) {
         self.others = OtherCalls { exist: count > 1, ..OtherCalls::default() };
     }
