@@ -1,8 +1,9 @@
-//! CPU time used away, and the timers and limits that count it.
+//! CPU time used away, the timers and limits that count it, and time namespaces.
 
 pub(crate) mod cpu_timers;
 mod expiry;
 mod fire;
+pub(crate) mod namespace;
 mod rusage;
 pub(crate) mod timers;
 pub(crate) mod usage;

@@ -18,5 +18,6 @@ mod refusals;
 mod shared_memory;
 mod shutdown;
 mod stopped;
+mod time_namespace;
 mod uninterruptible;
 mod zerocopy;

@@ -10,6 +10,7 @@ use crate::process::state::{Frozen, MigrationTask, State};
 use crate::process::thread::Thread;
 use crate::process::waits::WhenStopped;
 use crate::shim::{RETRY_TIMEOUT, Shim, ShimEvent};
+use crate::time::namespace::clock_offsets;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, PendingRequest};
@@ -337,12 +338,19 @@ impl Shim {
             let mut accepted_keys = vec![key.fingerprint()];
             accepted_keys.extend(source);
             let mut result = Err(Refusal::new(RefusalKind::BadRequest, "no node to go to"));
+            let clock_offsets = match clock_offsets(&group) {
+                Ok(offsets) => offsets,
+                Err(why) => {
+                    let refusal = Refusal::new(RefusalKind::CannotMove, why);
+                    return ShimEvent::Prepared(pid, migration, Err(refusal));
+                }
+            };
             for node in nodes {
                 let (accepted_keys, uid, gid) = (accepted_keys.clone(), status.uid[1], status.gid[1]);
                 let group = group.clone();
                 let request = Request::Prepare { node, migration, accepted_keys, uid, gid, group };
                 result = ternd::request(&run_dir, &request)
-                    .and_then(|reply| connect_to_guest_shim(node, reply, &key));
+                    .and_then(|reply| connect_to_guest_shim(node, reply, &key, clock_offsets));
                 if result.is_ok() {
                     break;
                 }
@@ -495,7 +503,13 @@ fn clock_samples_suffice(samples: &[Duration]) -> bool {
         || samples.iter().filter(|each| **each <= *fastest * 11 / 10).count() >= MIN_SIMILAR_SAMPLES
 }
 
-fn connect_to_guest_shim(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal> {
+/// `clock_offsets`: by how many nanoseconds the program's clocks are ahead of ours.
+fn connect_to_guest_shim(
+    node: NodeId,
+    reply: Reply,
+    key: &Ephemeral,
+    clock_offsets: [i64; 2],
+) -> Result<Peer, Refusal> {
     let Reply::Prepared { address, shim, fingerprint } = reply else {
         return Err(Refusal::new(RefusalKind::Internal, "ternd sent an unexpected reply"));
     };
@@ -512,9 +526,11 @@ fn connect_to_guest_shim(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<
         || !clock_samples_suffice(&samples) && started.elapsed() < CLOCK_SAMPLING_TIMEOUT
     {
         let sent_at = Instant::now();
-        let clocks = [rustix::time::ClockId::Monotonic, rustix::time::ClockId::Boottime].map(|clock| {
+        let [monotonic, boot] = clock_offsets;
+        let clocks = [(rustix::time::ClockId::Monotonic, monotonic), (rustix::time::ClockId::Boottime, boot)];
+        let clocks = clocks.map(|(clock, offset)| {
             let now = rustix::time::clock_gettime(clock);
-            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+            (now.tv_sec * 1_000_000_000 + now.tv_nsec).wrapping_add(offset).cast_unsigned()
         });
         send(&mut link, HomePid(0), &Message::Clocks(clocks), &[]).map_err(|e| failed(&e))?;
         link.recv(deadline).map_err(|e| failed(&e))?;
