@@ -1,7 +1,8 @@
 /* Proves: the semantics of madvise, wherever the memory is: DONTNEED and FREE, DONTFORK and
- * WIPEONFORK for a child, POPULATE, REMOVE and REPLACE done or refused, hints; msync and
- * mincore; names for memory are no error. */
+ * WIPEONFORK for a child, POPULATE, REMOVE and REPLACE done or refused, hints, guard pages; msync
+ * and mincore; names for memory are no error. */
 #include "program.h"
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -11,6 +12,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
 enum { PAGE = 4096, PAGES = 16, LEN = PAGE * PAGES };
 
 static unsigned char *map(void)
@@ -27,6 +29,53 @@ static bool is_mapped(unsigned char *at)
 	return mincore(at, LEN, there) == 0;
 }
 
+static sigjmp_buf after_fault;
+
+static void on_fault(UNUSED int signal)
+{
+	siglongjmp(after_fault, 1);
+}
+
+static bool faults(unsigned char *at)
+{
+	if (sigsetjmp(after_fault, 1))
+		return true;
+	*(volatile unsigned char *)at = 1;
+	return false;
+}
+
+/* Pages 2 and 3 are guard pages, if the kernel has them (Linux 6.13), and pages 8 to 11 now and then. */
+static unsigned char *map_guarded(void)
+{
+	unsigned char *at = map();
+	if (madvise(at + 2 * PAGE, 2 * PAGE, GUARD_INSTALL) == 0)
+		return at;
+	CHECK_IS(errno, EINVAL);
+	return NULL;
+}
+
+static void use_guards(unsigned char *at)
+{
+	CHECK(faults(at + 2 * PAGE) && faults(at + 4 * PAGE - 1));
+	CHECK(at[2 * PAGE - 1] == 0x5a && at[4 * PAGE] == 0x5a);
+	CHECK_IS(madvise(at + 8 * PAGE, 4 * PAGE, GUARD_INSTALL), 0);
+	rest_ms(1);
+	CHECK(faults(at + 8 * PAGE) && at[8 * PAGE - 1] == 0x5a && at[12 * PAGE] == 0x5a);
+	CHECK_IS(madvise(at, LEN / 4, MADV_DONTNEED), 0);
+	CHECK(faults(at + 2 * PAGE));
+	memset(at, 0x5a, 2 * PAGE);
+	CHECK_IS(madvise(at + 8 * PAGE, 4 * PAGE, GUARD_REMOVE), 0);
+	rest_ms(1);
+	CHECK(at[8 * PAGE] == 0 && at[12 * PAGE - 1] == 0);
+	memset(at + 8 * PAGE, 0x5a, 4 * PAGE);
+	/* removed and written, and a guard page again after a while */
+	CHECK_IS(madvise(at + 3 * PAGE, PAGE, GUARD_REMOVE), 0);
+	at[3 * PAGE] = 7;
+	rest_ms(1);
+	CHECK(at[3 * PAGE] == 7 && faults(at + 2 * PAGE));
+	CHECK_IS(madvise(at + 3 * PAGE, PAGE, GUARD_INSTALL), 0);
+}
+
 int main(void)
 {
 	/* mapped for the whole run, so that most rounds see it after moves */
@@ -38,10 +87,15 @@ int main(void)
 	CHECK_IS(madvise(undone, LEN, MADV_WIPEONFORK), 0);
 	CHECK_IS(madvise(undone, LEN, MADV_KEEPONFORK), 0);
 	CHECK_IS(madvise(inner + 4 * PAGE, 4 * PAGE, MADV_WIPEONFORK), 0);
+	CHECK(signal(SIGSEGV, on_fault) != SIG_ERR);
+	unsigned char *guarded = map_guarded();
 	do {
+		if (guarded)
+			use_guards(guarded);
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
+			CHECK(!guarded || faults(guarded + 2 * PAGE));
 			CHECK(!is_mapped(not_forked) && errno == ENOMEM && !is_mapped(both));
 			for (int i = 0; i < LEN; i += 512) {
 				CHECK_IS(wiped[i], 0);

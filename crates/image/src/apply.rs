@@ -458,4 +458,19 @@ mod tests {
         let sides = [(reserve.start - 0x1000, reserve.start), (reserve.end(), reserve.end() + 0x2000)];
         assert_eq!(unmapped, sides.map(|(start, end)| MapStep::Unmap { start, end }));
     }
+
+    #[test]
+    fn range_is_mapped_if_regions_cover_it() {
+        let ranges = [(0x1000, 0x3000), (0x3000, 0x4000), (0x6000, 0x7000)];
+        let regions = ranges.map(|(start, end)| region(start, end, 3, Backing::Anonymous)).to_vec();
+        let layout = Layout { regions, files: Vec::new() };
+        for (start, end) in [(0x1000, 0x3000), (0x2000, 0x4000), (0x6000, 0x7000)] {
+            assert!(layout.is_mapped(start, end), "{start:x}");
+        }
+        for (start, end) in
+            [(0, 0x2000), (0x3000, 0x5000), (0x3000, 0x7000), (0x6000, 0x8000), (0x1000, 0x1000)]
+        {
+            assert!(!layout.is_mapped(start, end), "{start:x}");
+        }
+    }
 }

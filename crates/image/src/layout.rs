@@ -193,6 +193,20 @@ impl Layout {
         Ok(layout)
     }
 
+    /// Whether the program has mapped all of this range, which is not empty.
+    #[must_use]
+    pub fn is_mapped(&self, start: u64, end: u64) -> bool {
+        let from = self.regions.partition_point(|region| region.end <= start);
+        let mut at = start;
+        for region in &self.regions[from..] {
+            if at >= end || region.start > at || region.backing == Backing::Kernel {
+                break;
+            }
+            at = region.end;
+        }
+        start < end && at >= end
+    }
+
     /// Checks a layout received from another node.
     ///
     /// # Errors

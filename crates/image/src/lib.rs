@@ -20,6 +20,7 @@
 pub mod advice;
 pub mod apply;
 pub mod content;
+pub mod guards;
 pub mod layout;
 pub mod limits;
 pub mod node_file;
@@ -37,4 +38,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything that this crate serialises. A node refuses other versions.
-pub const VERSION: u16 = 14;
+pub const VERSION: u16 = 15;

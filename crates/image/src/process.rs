@@ -2,6 +2,7 @@
 
 use crate::advice::MemoryAdvice;
 use crate::apply::InjectedSpace;
+use crate::guards;
 use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
 use crate::reserve::Reserve;
@@ -12,6 +13,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use tern_ids::HomePid;
+use tern_tracee::pagemap::Run;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
 /// The reason why a process cannot be moved. Its text is a code, which scripts look for, and a
@@ -191,6 +193,8 @@ pub struct ProcessImage {
     pub actions: Vec<Action>,
     /// The address space.
     pub layout: Layout,
+    /// Its guard pages (MADV_GUARD_INSTALL), in order.
+    pub guards: Vec<Run>,
     /// Its threads. The process's first thread is at index 0, unless it has exited.
     pub threads: Vec<ThreadImage>,
 }
@@ -220,8 +224,20 @@ impl ProcessImage {
         let command = procfs::status(pid)?.name;
         let auxv = procfs::auxv(pid)?;
         let limits = limits::of(pid)?;
-        let version = crate::VERSION;
-        Ok(Self { version, command, bounds, auxv, personality, membarrier, limits, actions, layout, threads })
+        let guards = guards::of(pid)?;
+        Ok(Self {
+            version: crate::VERSION,
+            command,
+            bounds,
+            auxv,
+            personality,
+            membarrier,
+            limits,
+            actions,
+            layout,
+            guards,
+            threads,
+        })
     }
 
     /// Updates the image of a guest with the state that changes while it runs away from home. One
@@ -232,11 +248,13 @@ impl ProcessImage {
     pub fn update_guest(
         &mut self,
         space: &mut dyn InjectedSpace,
+        memory: &Memory,
         layout: Layout,
         threads: Vec<ThreadImage>,
     ) -> Result<()> {
         self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
         self.membarrier = membarrier(space)?;
+        self.guards = guards::of(memory.pid())?;
         (self.layout, self.threads) = (layout, threads);
         Ok(())
     }
@@ -293,6 +311,7 @@ impl ProcessImage {
             space.call("set the name", libc::SYS_prctl, args)?;
             limits::set_all(memory.pid(), &self.limits);
         }
+        guards::install(&self.guards, space, memory.pid(), title.is_none())?;
         self.lock(space, memory.pid(), status.locked_kib > 0)
     }
 
@@ -384,6 +403,9 @@ impl ProcessImage {
         }
         if self.limits.iter().any(|limit| !limits::is_migrated(limit.resource)) || self.limits.len() > 8 {
             return Err("an image with unsupported limits");
+        }
+        if !guards::are_valid(&self.guards, &self.layout) {
+            return Err("an image with misplaced guard pages");
         }
         if self.actions.len() != SIGNALS || self.command.len() > 64 || self.auxv.len() > 4096 {
             return Err("an image with invalid lengths");

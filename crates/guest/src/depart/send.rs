@@ -164,7 +164,9 @@ impl MigrationSource for GuestSource<'_> {
         let mut captured = tern_image::thread::capture(&mut injections, &numbers, &process.memory, area);
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
             let mut space = GuestSpace::for_single_calls(injection, &order[0].listener, self.cache);
-            captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
+            captured = image
+                .update_guest(&mut space, &process.memory, layout, std::mem::take(threads))
+                .map(|()| Vec::new());
         }
         // This is done after a failure too, because the guest then continues here.
         for (thread, injection) in order.iter_mut().zip(injections) {

@@ -1,8 +1,8 @@
 //! Finds the pages of a process that have content of their own (PAGEMAP_SCAN, Linux 6.7; before
 //! that /proc/PID/pagemap).
 
-use crate::PAGE;
 use crate::error::{Error, Result};
+use crate::{PAGE, TASK_END};
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,6 +15,8 @@ const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
+/// A guard page (MADV_GUARD_INSTALL), since Linux 6.15.
+const GUARD: u64 = 1 << 8;
 const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
 /// Maximum number of regions that one call returns. A gigabyte of which every tenth page is dirty
@@ -59,6 +61,8 @@ pub struct Pagemap {
     file: File,
     /// Whether the kernel supports PAGEMAP_SCAN.
     has_pagemap_scan: bool,
+    /// [`GUARD`], or 0 if the kernel does not report guard pages.
+    guard: u64,
     /// Buffer for the regions that a call returns.
     regions: RefCell<Vec<Region>>,
 }
@@ -83,8 +87,12 @@ impl Pagemap {
             _ => Error::from_io("open pagemap", pid, e),
         })?;
         let regions = RefCell::new(vec![Region::default(); MAX_REGIONS]);
-        let mut map = Self { pid, file, has_pagemap_scan: true, regions };
+        let mut map = Self { pid, file, has_pagemap_scan: true, guard: GUARD, regions };
         map.has_pagemap_scan = map.scan(0, 0, ScanArg::default(), |_| ()).is_ok();
+        let guards = ScanArg { return_mask: GUARD, ..ScanArg::default() };
+        if map.scan(0, 0, guards, |_| ()).is_err() {
+            map.guard = 0;
+        }
         Ok(map)
     }
 
@@ -134,8 +142,8 @@ impl Pagemap {
         let mut runs = Vec::new();
         let query = ScanArg {
             max_pages: PART_PAGES,
-            category_inverted: ZERO | FILE,
-            category_mask: ZERO | FILE,
+            category_inverted: ZERO | FILE | self.guard,
+            category_mask: ZERO | FILE | self.guard,
             category_anyof_mask: PRESENT | SWAPPED,
             return_mask: PRESENT,
             ..ScanArg::default()
@@ -167,6 +175,21 @@ impl Pagemap {
             }
         });
         done.map(|_end| runs).map_err(|e| Error::from_io("scan pages", self.pid, e))
+    }
+
+    /// The guard pages (MADV_GUARD_INSTALL) of the whole address space. None before Linux 6.15, which
+    /// does not report them; they exist since Linux 6.13.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn guards(&self) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        if self.guard != 0 {
+            let query = ScanArg { category_mask: GUARD, return_mask: GUARD, ..ScanArg::default() };
+            self.scan(0, TASK_END, query, |r| push_run(&mut runs, (r.start, r.end - r.start)))
+                .map_err(|e| Error::from_io("scan guard pages", self.pid, e))?;
+        }
+        Ok(runs)
     }
 
     fn content_from_entries(&self, start: u64, end: u64) -> Result<Vec<Run>> {
@@ -222,12 +245,14 @@ impl Pagemap {
     fn scan_and_protect(&self, start: u64, end: u64, query: ScanArg) -> Result<Option<(Written, u64)>> {
         let query = ScanArg {
             flags: WP_MATCHING | CHECK_WPASYNC,
-            return_mask: WRITTEN | PRESENT | SWAPPED | FILE | ZERO,
+            return_mask: WRITTEN | PRESENT | SWAPPED | FILE | ZERO | self.guard,
             ..query
         };
         let mut written = Written::default();
         let done = self.scan(start, end, query, |r| {
-            let has_content = r.categories & (PRESENT | SWAPPED) != 0 && r.categories & (FILE | ZERO) == 0;
+            // The kernel reports guard pages as swapped too.
+            let has_content =
+                r.categories & (PRESENT | SWAPPED) != 0 && r.categories & (FILE | ZERO | GUARD) == 0;
             let runs = if has_content { &mut written.content } else { &mut written.dropped };
             push_run(runs, (r.start, r.end - r.start));
         });
@@ -244,5 +269,36 @@ pub fn push_run(runs: &mut Vec<Run>, (start, len): Run) {
     match runs.last_mut() {
         Some(last) if last.0 + last.1 == start => last.1 += len,
         _ => runs.push((start, len)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guard_pages_are_found_and_have_no_content() {
+        const MADV_GUARD_INSTALL: i32 = 102;
+        let (len, prot) = (4 * PAGE as usize, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, which only this test uses, and which stays until the test ends.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        // SAFETY: the mapping is writable.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 7, len) };
+        let at = start.addr() as u64;
+        let map = Pagemap::open(std::process::id() as i32).unwrap();
+        let found = || {
+            let own = |run: &Run| run.0 >= at && run.0 < at + len as u64;
+            let guards: Vec<Run> = map.guards().unwrap().into_iter().filter(own).collect();
+            (guards, map.content(at, at + len as u64).unwrap().0)
+        };
+        assert_eq!(found(), (vec![], vec![(at, 4 * PAGE)]));
+        // SAFETY: one page of the mapping.
+        let installed =
+            unsafe { libc::madvise(start.byte_add(PAGE as usize), PAGE as usize, MADV_GUARD_INSTALL) };
+        if installed == 0 && map.guard != 0 {
+            assert_eq!(found(), (vec![(at + PAGE, PAGE)], vec![(at, PAGE), (at + 2 * PAGE, 2 * PAGE)]));
+        }
     }
 }
