@@ -2,6 +2,7 @@
 //! changes what it waits for.
 
 use crate::connections::{EVENT_TIMEOUT, RUN_TIMEOUT, Scene, await_progress};
+use crate::waiting::THREADS;
 use anyhow::{Context, Result, ensure};
 use tern_tests::cluster::fault_injection::wait_until;
 use tern_tests::runs::running::Running;
@@ -161,6 +162,29 @@ fn wait_lasts_as_long_as_if_its_set_did_not_change() -> Result<()> {
     scene.cluster.run(1, &["rm", "/tmp/quiet"])?;
     scene.cluster.run(3, &["touch", "/tmp/stop"])?;
     end(&mut scene, &mut client)
+}
+
+/// Home's mappings for large calls would otherwise be where the program maps memory meanwhile, which could
+/// then not come home.
+#[test]
+fn large_calls_of_threads_use_no_addresses_of_the_program() -> Result<()> {
+    const LEN: u64 = 1 << 20;
+    let scene = away("threads-large", THREADS)?;
+    let clients = [scene.client(200_000)?, scene.client(200_000)?];
+    for client in &clients {
+        await_progress(&scene, client, 2_000_000)?;
+    }
+    let maps = scene.cluster.run(1, &["cat", &format!("/proc/{}/maps", scene.server.pid)])?;
+    let maps = String::from_utf8_lossy(&maps).into_owned();
+    let range = |line: &str| -> Option<(u64, u64)> {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    let large = maps.lines().filter(|line| line.contains("memfd:tern")).filter_map(range);
+    let large: Vec<(u64, u64)> = large.filter(|(start, end)| end - start >= LEN).collect();
+    ensure!(large.len() >= 2, "no two threads have made large calls:\n{maps}");
+    ensure!(large.iter().all(|(_, end)| *end < 0x4000_0000_0000), "{large:x?}\n{maps}");
+    Ok(())
 }
 
 #[test]

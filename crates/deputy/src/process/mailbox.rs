@@ -24,6 +24,13 @@ const SECONDARY_AREA_SIZE: usize = 64 << 10;
 /// Start of these mailboxes, which follow each other. They lie below the reserved range, which is
 /// too small for them.
 const SECONDARY_AREAS_START: u64 = Reserve::HINT - (1 << 40);
+/// Where the mappings for large calls are, far from the addresses at which the program, which is away, may
+/// map memory. Each thread has a place of its own there, unless it shares it with one that was created
+/// 4,096 threads earlier and still has a mapping.
+const LARGE_AREAS_START: u64 = Reserve::HINT - (2 << 40);
+const LARGE_AREAS: u64 = 4096;
+/// The distance of these places: more than the largest call needs.
+const LARGE_AREA_DISTANCE: u64 = 2 * tern_syscall::limits::MAX_DATA;
 /// How long the shim waits inline, asleep, for a call to finish.
 const INLINE_WAIT_TIMEOUT: Duration = Duration::from_micros(60);
 /// How long it spins before that. A deputy that wakes on another CPU has finished a short call by
@@ -62,6 +69,16 @@ impl MailboxArea {
     /// An area for another thread.
     pub(crate) fn secondary(number: u64) -> Self {
         Self { at: SECONDARY_AREAS_START + number * SECONDARY_AREA_SIZE as u64, len: SECONDARY_AREA_SIZE }
+    }
+
+    /// Where to map memory for large calls of its thread.
+    fn large_area(self) -> u64 {
+        let number = if self.is_secondary() {
+            (self.at - SECONDARY_AREAS_START) / SECONDARY_AREA_SIZE as u64
+        } else {
+            0
+        };
+        LARGE_AREAS_START + number % LARGE_AREAS * LARGE_AREA_DISTANCE
     }
 
     /// Whether it is an area for another thread.
@@ -193,8 +210,7 @@ impl Mailbox {
         }
         let (pid, name) = (injection.pid(), reserve.scratch());
         tern_tracee::Memory::open(pid)?.write(name, MEMFD_NAME)?;
-        // The hint is far from the addresses at which the program, which is away, may map memory.
-        let hint = Reserve::HINT + (1 << 32);
+        let hint = self.data.area.large_area();
         let (memory, at) =
             map_shared(&mut |nr, args| injection.call(nr, args), pid, name, size, hint, false)?;
         self.data.large = Some((SharedMapping::map(memory.as_fd(), size)?, at));
