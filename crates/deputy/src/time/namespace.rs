@@ -4,42 +4,48 @@
 use std::fs::{read_link, read_to_string};
 use std::path::PathBuf;
 use tern_ids::HomePid;
-use tern_tracee::procfs::live_thread;
+use tern_tracee::procfs::{has_exited, threads};
 
 /// By how many nanoseconds the monotonic clock and the boot clock of these processes, which move
-/// together, are ahead of this program's.
+/// together, are ahead of this program's. A process that has ended does not count.
 ///
 /// # Errors
 /// With the reason if the processes see different clocks, or their clocks cannot be found out.
 pub(crate) fn clock_offsets(processes: &[HomePid]) -> Result<[i64; 2], String> {
-    let mut all = processes.iter().map(|pid| (*pid, offsets_of(live_thread(pid.0))));
-    let Some((_, first)) = all.next() else { return Ok([0; 2]) };
-    let first = first?;
-    match all.find(|(_, offsets)| offsets.as_ref() != Ok(&first)) {
-        Some((pid, offsets)) => {
-            offsets?;
-            Err(format!("time namespace: process {pid}, which moves too, has other clocks"))
+    let Some(ours) = namespace("self", "time") else {
+        // The kernel has no time namespaces.
+        return Ok([0; 2]);
+    };
+    let mut found = None;
+    for tid in processes.iter().flat_map(|process| threads(process.0).unwrap_or_default()) {
+        match offsets_of(tid, &ours) {
+            Ok(offsets) if *found.get_or_insert(offsets) != offsets => {
+                return Err(format!("time namespace: thread {tid}, which moves too, has other clocks"));
+            }
+            Err(_) if has_exited(tid) => {}
+            offsets => drop(offsets?),
         }
-        None => Ok(first),
     }
+    Ok(found.unwrap_or_default())
 }
 
-fn offsets_of(pid: i32) -> Result<[i64; 2], String> {
-    let pid = pid.to_string();
-    // On a kernel without time namespaces neither exists.
-    let namespace =
-        |who: &str, which: &str| -> Option<PathBuf> { read_link(format!("/proc/{who}/ns/{which}")).ok() };
+fn namespace(who: &str, which: &str) -> Option<PathBuf> {
+    read_link(format!("/proc/{who}/ns/{which}")).ok()
+}
+
+fn offsets_of(tid: i32, our_namespace: &PathBuf) -> Result<[i64; 2], String> {
+    let tid = tid.to_string();
     // The kernel shows the offsets only of the namespace for children.
-    let is_shown = |who: &str| namespace(who, "time") == namespace(who, "time_for_children");
-    if !is_shown(&pid) {
+    let is_shown = |who: &str, own: &PathBuf| namespace(who, "time_for_children").as_ref() == Some(own);
+    let own = namespace(&tid, "time").ok_or("time namespace: its clocks are unknown")?;
+    if !is_shown(&tid, &own) {
         return Err("time namespace: its children get other clocks".into());
     }
-    if namespace(&pid, "time") == namespace("self", "time") {
+    if own == *our_namespace {
         return Ok([0; 2]);
     }
-    let text = |who: &str| read_to_string(format!("/proc/{who}/timens_offsets")).ok();
-    let offsets = |who: &str| text(who).filter(|_| is_shown(who)).and_then(|text| parse(&text));
-    match (offsets(&pid), offsets("self")) {
+    let offsets = |who: &str| parse(&read_to_string(format!("/proc/{who}/timens_offsets")).ok()?);
+    match (offsets(&tid), offsets("self").filter(|_| is_shown("self", our_namespace))) {
         (Some(theirs), Some(ours)) => Ok([0, 1].map(|clock| theirs[clock] - ours[clock])),
         _ => Err("time namespace: the offsets of its clocks cannot be read".into()),
     }
@@ -69,9 +75,16 @@ mod tests {
     }
 
     #[test]
-    fn own_clocks_have_no_offset() {
+    fn own_clocks_have_no_offset_and_ended_processes_do_not_count() {
         let me = HomePid(std::process::id() as i32);
-        assert_eq!(clock_offsets(&[me, me]), Ok([0, 0]));
-        assert_eq!(clock_offsets(&[]), Ok([0, 0]));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let zombie = HomePid(child.id() as i32);
+        while !has_exited(zombie.0) {
+            std::thread::yield_now();
+        }
+        for group in [&[me, me][..], &[zombie, me], &[HomePid(i32::MAX)], &[]] {
+            assert_eq!(clock_offsets(group), Ok([0, 0]), "{group:?}");
+        }
+        child.wait().unwrap();
     }
 }
