@@ -28,9 +28,9 @@
 //! any, each thread that is not in a trap or stopped may be inside the code. After they are removed from
 //! the table, it may still be, until it traps or stops ([`Fastpath::unpublished`]); before anything
 //! changes that such a thread may rely on, it is stopped. So a thread may read the table while the shim
-//! writes it: it may use the members of the old sets as well as those of the new ones. Code is changed only while all threads are
-//! stopped ([`Guest::change_code`](crate::process::Guest::change_code)), since a thread may execute the
-//! bytes meanwhile.
+//! writes it: it may use the members of the old sets as well as those of the new ones. Code is changed
+//! only while all threads are stopped ([`Guest::change_code`](crate::process::Guest::change_code)),
+//! since a thread may execute the bytes meanwhile.
 //!
 //! **Local files** ([`crate::files::local`]) and **connections** ([`crate::files::connections`]) are
 //! not published: the code makes the system call itself, without a trap. Their descriptors are in the
@@ -86,6 +86,8 @@ pub(crate) struct Fastpath {
     waiting_calls: Vec<(u64, u32)>,
     /// The program's code is to be restored when all threads are stopped.
     must_unpatch: bool,
+    /// How often threads could not be stopped to patch sites.
+    failed_stops: u32,
     /// Number of records that sites have used.
     records: usize,
     caves: Vec<CodeCave>,

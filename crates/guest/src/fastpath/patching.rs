@@ -9,6 +9,8 @@ use tern_tracee::{Memory, Result, procfs};
 
 /// A site is patched after this many calls.
 const PATCH_THRESHOLD: u32 = 64;
+/// After a failure to stop all threads, twice as many calls are needed, this many times at most.
+const MAX_FAILED_STOPS: u32 = 16;
 /// Limit for the calls that are counted.
 const MAX_COUNTED_CALLS: usize = 64;
 impl Fastpath {
@@ -31,7 +33,7 @@ impl Fastpath {
         }
         let count = self.counts.entry(call).or_default();
         *count = count.saturating_add(1);
-        let can_patch = *count == PATCH_THRESHOLD
+        let can_patch = *count == PATCH_THRESHOLD << self.failed_stops
             && self.records < code::MAX_RECORDS
             && match self.site_of(return_addr) {
                 Some(site) => site.pattern.nr.is_none() && !site.has(nr),
@@ -114,9 +116,16 @@ impl Fastpath {
         self.must_unpatch
     }
 
+    /// Has the sites that wait for all threads to be stopped wait for longer: the threads cannot be
+    /// stopped now.
+    pub(crate) fn postpone_patching(&mut self) {
+        self.give_up_patching();
+        self.failed_stops = MAX_FAILED_STOPS.min(self.failed_stops + 1);
+    }
+
     /// Does not patch the sites that wait for all threads to be stopped, before they have been used as
     /// often again.
-    pub(crate) fn give_up_patching(&mut self) {
+    fn give_up_patching(&mut self) {
         for call in self.waiting_calls.drain(..) {
             self.counts.remove(&call);
         }

@@ -274,8 +274,8 @@ impl Guest {
         Ok(!(returns_all && process.fastpath.request_unpatch()))
     }
 
-    /// Changes the program's code as the fast path requires, when all threads can be stopped. Sites are
-    /// patched only if that takes no time. The caller repeats this until it is done
+    /// Changes the program's code as the fast path requires, when all threads are stopped. If they cannot
+    /// be stopped soon, sites are patched later. The caller repeats this until it is done
     /// ([`Fastpath::awaits_stop`](crate::fastpath::Fastpath::awaits_stop)).
     ///
     /// # Errors
@@ -290,7 +290,7 @@ impl Guest {
             let Process { fastpath, memory, reserve, .. } = &mut self.process;
             fastpath.change_code(memory, *reserve)?;
         } else if !must_unpatch {
-            self.process.fastpath.give_up_patching();
+            self.process.fastpath.postpone_patching();
         }
         if self.process.fastpath.awaits_stop() { Ok(()) } else { self.resume() }
     }
@@ -305,8 +305,7 @@ impl Guest {
         if must_reclaim {
             self.reclaim()?;
         } else if must_unpublish {
-            let Process { fastpath, memory, reserve, .. } = &mut self.process;
-            fastpath.unpublish(memory, *reserve)?;
+            self.process.unpublish()?;
         }
         Ok(())
     }

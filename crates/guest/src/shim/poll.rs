@@ -20,12 +20,12 @@ impl Shim {
     /// Waits for an event, or until something is due.
     pub(super) fn poll(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
-        let departing = |guest: &Guest| match guest.process.state {
+        let must_continue = |guest: &Guest| match guest.process.state {
             State::Departing(_) => true,
             State::Running => guest.process.fastpath.awaits_stop(),
             _ => false,
         };
-        let busy = self.members.iter().any(departing);
+        let busy = self.members.iter().any(must_continue);
         let links = || self.home.polled().into_iter().chain(self.source_links.iter().map(|s| &s.link));
         // Home's link comes first: whether it is readable is taken from the beginning of `ready`.
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = links().map(polled).collect();

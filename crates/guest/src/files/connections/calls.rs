@@ -142,8 +142,9 @@ impl Thread {
                     self.sync.restart_code = None;
                     let call = (trap.nr, trap.args);
                     self.native_call = Some(call);
-                    if self.native_wait.is_none() {
-                        self.native_wait = NativeWait::of(call, Instant::now());
+                    match &mut self.native_wait {
+                        Some(wait) => wait.repeat(),
+                        new => *new = NativeWait::of(call, Instant::now()),
                     }
                     process.enter_connection_call(trap)?;
                     self.let_through(trap.id)?;

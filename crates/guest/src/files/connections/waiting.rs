@@ -62,6 +62,8 @@ pub(crate) struct NativeWait {
     until: Instant,
     /// It was interrupted, and the program makes the call again.
     is_interrupted: bool,
+    /// This kernel makes it again, with its whole time limit.
+    is_repeated: bool,
 }
 
 impl WaitSet {
@@ -259,12 +261,17 @@ impl NativeWait {
     pub(crate) fn of((nr, args): RunningCall, began: Instant) -> Option<Self> {
         let millis = args[timeout_argument(nr)?] as i32;
         let timeout = Duration::from_millis(u64::try_from(millis).ok()?);
-        Some(Self { nr, args, until: began + timeout, is_interrupted: false })
+        Some(Self { nr, args, until: began + timeout, is_interrupted: false, is_repeated: false })
     }
 
     /// Records that the call was interrupted, and will be made again.
     pub(super) fn interrupt(&mut self) {
         self.is_interrupted = true;
+    }
+
+    /// Records that this kernel makes the call again, with its whole time limit.
+    pub(super) fn repeat(&mut self) {
+        (self.is_interrupted, self.is_repeated) = (false, true);
     }
 
     /// Whether the program makes this call again after an interruption.
@@ -281,9 +288,9 @@ impl NativeWait {
     }
 
     /// When the shim must end the call. This kernel keeps the time limit of a call itself, unless the
-    /// call was interrupted.
+    /// call is repeated.
     pub(crate) fn must_end_at(&self) -> Option<Instant> {
-        self.is_interrupted.then_some(self.until)
+        self.is_repeated.then_some(self.until)
     }
 }
 
@@ -337,7 +344,11 @@ mod tests {
         assert!(!wait.continues_in(&call), "another call with the same arguments");
         assert_eq!(wait.must_end_at(), None, "this kernel keeps the limit");
         wait.interrupt();
-        assert!(wait.continues_in(&call) && wait.must_end_at().is_some());
+        assert!(wait.continues_in(&call));
+        wait.repeat();
+        assert!(wait.must_end_at().is_some() && !wait.continues_in(&call), "the next call is another one");
+        wait.interrupt();
+        assert!(wait.continues_in(&call));
         for other in [[1, 3, 60_000, 0, 0, 0], [1, 2, 30_000, 0, 0, 0]] {
             assert!(!wait.continues_in(&trap(libc::SYS_poll, other)));
         }
