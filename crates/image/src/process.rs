@@ -224,7 +224,7 @@ impl ProcessImage {
         let command = procfs::status(pid)?.name;
         let auxv = procfs::auxv(pid)?;
         let limits = limits::of(pid)?;
-        let guards = guards::of(pid)?;
+        let guards = guards::of(pid, &layout)?;
         Ok(Self {
             version: crate::VERSION,
             command,
@@ -254,7 +254,7 @@ impl ProcessImage {
     ) -> Result<()> {
         self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
         self.membarrier = membarrier(space)?;
-        self.guards = guards::of(memory.pid())?;
+        self.guards = guards::of(memory.pid(), &layout)?;
         (self.layout, self.threads) = (layout, threads);
         Ok(())
     }

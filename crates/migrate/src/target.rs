@@ -1,7 +1,7 @@
 //! The receiving half: writes received pages into a stopped process.
 
+use tern_image::Layout;
 use tern_image::apply::{InjectedSpace, subtract};
-use tern_image::{ProcessImage, guards};
 use tern_tracee::batch::InjectedCall;
 use tern_tracee::pagemap::{Run, push_run};
 use tern_tracee::{Error, Memory, PAGE, Result, TASK_END};
@@ -37,15 +37,12 @@ pub fn discard_pages(space: &mut dyn InjectedSpace, pid: i32, runs: &[Run]) -> R
     })
 }
 
-/// Frees all private pages of a process except those in the range `keep`, and removes guard pages, in
-/// which nothing could be written when the process comes home. Sealed memory is not freed, nor is locked
-/// memory before Linux 5.18; that only costs memory.
+/// Frees all private pages of a process except those in the range `keep`. Sealed memory is not
+/// freed, nor is locked memory before Linux 5.18; that only costs memory.
 ///
 /// # Errors
 /// If the process is gone.
-pub fn free_pages(space: &mut dyn InjectedSpace, image: &ProcessImage, keep: (u64, u64)) -> Result<()> {
-    let layout = &image.layout;
-    guards::remove(&image.guards, space)?;
+pub fn free_pages(space: &mut dyn InjectedSpace, layout: &Layout, keep: (u64, u64)) -> Result<()> {
     let regions = layout.regions.iter().filter(|region| region.is_private());
     let private: Vec<Run> = regions
         .flat_map(|region| subtract(region.start, region.end, [keep].into_iter()))

@@ -416,7 +416,7 @@ impl Process {
         let Some(reserve) = self.reserve else { return self.resume_unnoticed(stopped) };
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &[]);
-        target::free_pages(&mut space, image, keep)?;
+        target::free_pages(&mut space, &image.layout, keep)?;
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)
     }

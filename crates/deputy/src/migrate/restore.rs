@@ -15,7 +15,7 @@ use crate::signals::order::raise_natively;
 use std::collections::HashMap;
 use tern_ids::HomePid;
 use tern_image::layout::Layout;
-use tern_image::{ProcessImage, Reserve, ThreadImage, apply};
+use tern_image::{ProcessImage, Reserve, ThreadImage, apply, guards};
 use tern_migrate::message::{CallRequest, ProcessSync};
 use tern_migrate::target;
 use tern_tracee::inject::{Injection, Site};
@@ -63,7 +63,9 @@ impl Process {
         steps.retain(|s| !matches!(s, apply::MapStep::Unmap { start, end } if is_ours(*start, *end)));
         let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &layout.files);
         space.open_files(&steps, &now, &self.files);
-        let done = apply::execute_plan(&steps, &mut space);
+        // Those that the process has now arrive with its image. Nothing could be written to others.
+        let done = guards::remove_all(self.memory.pid(), &mut space)
+            .and_then(|()| apply::execute_plan(&steps, &mut space));
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)?;
         done

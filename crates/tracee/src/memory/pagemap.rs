@@ -15,7 +15,7 @@ const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
-/// A guard page (MADV_GUARD_INSTALL), since Linux 6.15.
+/// A guard page (MADV_GUARD_INSTALL), since Linux 6.16.
 const GUARD: u64 = 1 << 8;
 const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
@@ -177,7 +177,7 @@ impl Pagemap {
         done.map(|_end| runs).map_err(|e| Error::from_io("scan pages", self.pid, e))
     }
 
-    /// The guard pages (MADV_GUARD_INSTALL) of the whole address space. None before Linux 6.15, which
+    /// The guard pages (MADV_GUARD_INSTALL) of the whole address space. None before Linux 6.16, which
     /// does not report them; they exist since Linux 6.13.
     ///
     /// # Errors
