@@ -32,9 +32,9 @@
 //! At a site that makes calls of several numbers, the entry of its first record searches the others.
 //!
 //! An operation takes effect with one store, the last of each body: the new offset, or the end of a
-//! pread. A thread that is stopped before the store has not begun ([`stage`](super::places::stage)); after it only the
-//! return is left. Only a program with one thread has published files, so the fields for them are one
-//! thread's.
+//! pread. A thread that is stopped before the store has not begun ([`stage`](super::places::stage));
+//! after it only the return is left. Only a program with one thread has published files, so the fields
+//! for them are one thread's.
 //!
 //! Calls on local files and connections are made by a `syscall` here, which the filter lets through.
 //! Each record has its own, so that the code needs no register to find the record again. A thread that

@@ -13,6 +13,7 @@ const PATCH_THRESHOLD: u32 = 64;
 const MAX_FAILED_STOPS: u32 = 16;
 /// Limit for the calls that are counted.
 const MAX_COUNTED_CALLS: usize = 64;
+
 impl Fastpath {
     /// Counts a call on a delegated file or connection, and patches its call site if that is used often
     /// enough. The thread is in the call's trap. If there are `others`, the site is patched when all
