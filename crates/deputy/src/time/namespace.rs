@@ -1,5 +1,5 @@
-//! The time namespaces of processes (time_namespaces(7)). A guest sees the clocks that its process sees
-//! at home: its sandbox has a time namespace of its own, whose offsets include those of the process.
+//! The time namespaces of processes (time_namespaces(7)). The sandbox of a guest has a time namespace of
+//! its own. Its offsets include those of the process at home, so the clocks are the same.
 
 use std::fs::{read_link, read_to_string};
 use std::path::PathBuf;
