@@ -5,9 +5,13 @@
 //! link breaks after the question that decides a move, the question is repeated. If home has not
 //! answered after [`DECISION_TIMEOUT`], the connection does not continue here.
 
+pub(crate) mod paths;
+
+use self::paths::Paths;
 use crate::link::Homes;
-use crate::message::{NetReply, NetRequest, Step};
+use crate::message::{ClientRoute, NetReply, NetRequest, Step};
 use crate::packets::{Packets, ends};
+use crate::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -30,13 +34,17 @@ const END_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a closed connection may take to end: the kernel's limit for closing, and TIME-WAIT.
 const END_TIMEOUT: Duration = Duration::from_secs(150);
 
+/// How long home's packets that are in a tunnel are waited for before a connection returns.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Maximum number of connections of guests.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// The connections of this node's guests.
 #[derive(Debug)]
 pub struct Guests<H> {
-    homes: H,
+    homes: Arc<H>,
+    paths: Arc<Paths<H>>,
     packets: Arc<Packets>,
     taken: Mutex<HashMap<(NodeId, ConnectionToken), Taken>>,
 }
@@ -46,16 +54,18 @@ struct Taken {
     /// The number of the move.
     number: u64,
     connection: Ends,
-    /// The address at which this node reaches its home.
-    address: IpAddr,
+    /// The path of its packets.
+    path: Path,
     inside: Arc<NetworkNamespace>,
 }
 
-impl<H: Homes> Guests<H> {
+impl<H: Homes + 'static> Guests<H> {
     /// A node whose guests have no connections.
     #[must_use]
     pub fn new(homes: H, packets: Arc<Packets>) -> Self {
-        Self { homes, packets, taken: Mutex::default() }
+        let homes = Arc::new(homes);
+        let paths = Arc::new(Paths::new(homes.clone(), packets.clone()));
+        Self { homes, paths, packets, taken: Mutex::default() }
     }
 
     fn taken(&self) -> MutexGuard<'_, HashMap<(NodeId, ConnectionToken), Taken>> {
@@ -72,8 +82,13 @@ impl<H: Homes> Guests<H> {
             self.taken().len() < MAX_CONNECTIONS,
             "this node has {MAX_CONNECTIONS} connections of guests"
         );
-        let (number, captured) = match self.homes.call(home, &NetRequest::Take(token)) {
-            Ok(NetReply::Taken(number, captured)) => (number, captured),
+        let direct = self.paths.is_direct(home, address)?;
+        if !direct {
+            self.paths.tunnel(home)?;
+        }
+        let direct = direct.then_some(address);
+        let (number, captured, route) = match self.homes.call(home, &NetRequest::Take(token)) {
+            Ok(NetReply::Taken(number, captured, route)) => (number, captured, route),
             Ok(NetReply::Refused(why)) => bail!(why),
             Ok(NetReply::Done) => bail!("home sent an unexpected reply"),
             // Home may have sent it. It continues there after a while in any case.
@@ -82,7 +97,7 @@ impl<H: Homes> Guests<H> {
                 return Err(error);
             }
         };
-        let restored = self.restore(home, address, number, &captured);
+        let restored = self.restore(home, direct, number, &captured, route);
         let (taken, socket) = match restored {
             Ok(restored) => restored,
             Err(error) => {
@@ -91,7 +106,8 @@ impl<H: Homes> Guests<H> {
             }
         };
         let connection = taken.connection;
-        if let Err(undone) = self.decide(home, &NetRequest::Step(token, number, Step::Commit)) {
+        let commit = Step::Commit { tunnel: matches!(taken.path, Path::Tunnel(_)) };
+        if let Err(undone) = self.decide(home, &NetRequest::Step(token, number, commit)) {
             self.drop_silently(home, &taken, socket);
             return Err(undone.into());
         }
@@ -99,7 +115,7 @@ impl<H: Homes> Guests<H> {
         // From here on the connection is here, and is returned if it cannot be used.
         let goes_on = self
             .packets
-            .answer(home, connection)
+            .answer(home, &taken.path, connection)
             .and_then(|()| Ok(taken.inside.run(|| tern_tcp::resume(&socket, &captured))??));
         match goes_on {
             Ok(()) => Ok((socket, number)),
@@ -113,21 +129,29 @@ impl<H: Homes> Guests<H> {
         }
     }
 
-    /// Makes the socket of a connection that home has sent. It is silent.
+    /// Makes the socket of a connection that home has sent. It is silent. `direct`: the address at which
+    /// this node reaches home, if packets may go directly.
     fn restore(
         &self,
         home: NodeId,
-        address: IpAddr,
+        direct: Option<IpAddr>,
         number: u64,
         captured: &tern_tcp::Connection,
+        route: ClientRoute,
     ) -> Result<(Taken, OwnedFd)> {
         let connection = ends(captured.peer, captured.local)?;
         let own: SocketAddr = connection.home();
         ensure!(!own.ip().is_loopback(), "connections of the loopback interface stay at home");
-        let inside = Arc::new(self.packets.enter(home, address, connection)?);
+        let path = match direct {
+            Some(address) if self.packets.answers_directly(address, connection, route)? => {
+                Path::Direct(address)
+            }
+            _ => Path::Tunnel(self.paths.tunnel(home)?),
+        };
+        let inside = Arc::new(self.packets.enter(home, &path, connection, route)?);
         let restored = inside.run(|| tern_tcp::restore(captured)).map_err(anyhow::Error::from);
         match restored.and_then(|restored| Ok(restored?)) {
-            Ok(socket) => Ok((Taken { number, connection, address, inside }, socket)),
+            Ok(socket) => Ok((Taken { number, connection, path, inside }, socket)),
             Err(error) => {
                 self.packets.leave(home, connection);
                 Err(error)
@@ -175,9 +199,11 @@ impl<H: Homes> Guests<H> {
         let taken = self.taken().get(&(home, token)).cloned();
         let taken = taken.context("this node does not have this connection")?;
         let connection = taken.connection;
-        let hold = self.packets.watch(taken.address, connection)?;
+        let hold = self.packets.watch(&taken.path, connection)?;
         let step = |step| NetRequest::Step(token, taken.number, step);
         self.decide(home, &step(Step::Recall))?;
+        // The packets that the client has sent before arrive here, and are captured.
+        taken.path.flush(FLUSH_TIMEOUT);
         let captured = self
             .packets
             .stop(connection)
@@ -198,13 +224,15 @@ impl<H: Homes> Guests<H> {
                 return Err(error);
             }
         };
+        // The last answers arrive at home, which lets none through any more after the return.
+        taken.path.flush(FLUSH_TIMEOUT);
         let captured = Box::new(captured);
         if let Err(undone) = self.decide(home, &step(Step::Return(captured.clone()))) {
             if matches!(undone, Undone::Unknown(_)) {
                 // It may be at home, so it must not continue here.
                 return Err(undone.into());
             }
-            let answers = self.packets.answer(home, connection);
+            let answers = self.packets.answer(home, &taken.path, connection);
             let restored = taken.inside.run(|| tern_tcp::restore_into(socket, &captured));
             if !matches!((&answers, &restored), (Ok(()), Ok(Ok(())))) {
                 tracing::error!(?answers, ?restored, "a connection is lost: it could not be restored");
@@ -213,7 +241,7 @@ impl<H: Homes> Guests<H> {
             return Err(undone.into());
         }
         self.taken().remove(&(home, token));
-        if let Err(error) = self.packets.send_back(taken.address, hold, connection) {
+        if let Err(error) = self.packets.send_back(&taken.path, hold, connection) {
             tracing::debug!("late packets of a connection were dropped: {error:#}");
         }
         self.packets.leave(home, connection);

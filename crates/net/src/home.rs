@@ -15,9 +15,14 @@
 //! refused; the guest's node lets no packet of a connection out before its `Commit` is done. A later
 //! `Return` still takes effect.
 
+pub(crate) mod tunnels;
+
+use self::tunnels::Tunnels;
+use crate::link;
 use crate::message::{NetReply, NetRequest, Step};
 use crate::packets::{Packets, ends};
-use anyhow::{Result, bail, ensure};
+use crate::path::Path;
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::net::{getpeername, getsockname};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -26,9 +31,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_ids::{ConnectionToken, NodeId};
 use tern_redirect::Hold;
+use tern_wire::Link;
 
 /// How long a connection is held for the next step of the guest's node.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Limit for sending a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an offer may be on its way from the shim when the guest's node asks for it.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -44,6 +53,7 @@ const MAX_OFFERS: usize = 4096;
 #[derive(Debug)]
 pub struct Home {
     packets: Arc<Packets>,
+    tunnels: Tunnels,
     offers: Mutex<HashMap<ConnectionToken, Arc<Mutex<Offer>>>>,
     /// Signalled when an offer arrives.
     arrived: Condvar,
@@ -65,15 +75,16 @@ struct Offer {
 enum Place {
     Home,
     Leaving { connection: Box<tern_tcp::Connection>, hold: Option<Hold>, since: Instant },
-    Away { connection: tern_redirect::Ends, node: IpAddr },
-    Returning { connection: tern_redirect::Ends, node: IpAddr, hold: Option<Hold>, since: Instant },
+    Away { connection: tern_redirect::Ends, path: Path },
+    Returning { connection: tern_redirect::Ends, path: Path, hold: Option<Hold>, since: Instant },
 }
 
 impl Home {
     /// A node without offers.
     #[must_use]
     pub fn new(packets: Arc<Packets>) -> Self {
-        Self { packets, offers: Mutex::default(), arrived: Condvar::new() }
+        let tunnels = Tunnels::new(packets.clone());
+        Self { packets, tunnels, offers: Mutex::default(), arrived: Condvar::new() }
     }
 
     fn offers(&self) -> MutexGuard<'_, HashMap<ConnectionToken, Arc<Mutex<Offer>>>> {
@@ -110,10 +121,31 @@ impl Home {
         }
     }
 
+    /// Makes a link of this node, which has requested it, the link of its tunnel. Returns when it breaks
+    /// or the node has another one.
+    ///
+    /// # Errors
+    /// If it breaks, or there can be no tunnel.
+    pub fn serve_tunnel(&self, node: NodeId, link: &mut Link) -> Result<()> {
+        match self.tunnels.begin(node) {
+            Ok(number) => {
+                link::send(link, &NetReply::Done, REPLY_TIMEOUT)?;
+                self.tunnels.carry(node, number, link)
+            }
+            Err(error) => {
+                link::send(link, &NetReply::Refused(format!("{error:#}")), REPLY_TIMEOUT)?;
+                Err(error)
+            }
+        }
+    }
+
     /// Performs a request of a guest's node, which reaches this one from `address`.
     pub fn handle(&self, from: NodeId, address: IpAddr, request: NetRequest) -> NetReply {
         let done = match request {
             NetRequest::Begin { .. } => Ok(NetReply::Done),
+            NetRequest::Examine { address: own, token } => self.tunnels.examine(from, address, own, token),
+            NetRequest::HasArrived { token } => self.tunnels.has_arrived(from, token),
+            NetRequest::Tunnel => Err(anyhow!("this link cannot become a tunnel")),
             NetRequest::Take(token) => self.take(from, token),
             NetRequest::Cancel(token) => self.act(from, token, None, |offer| {
                 self.cancel(offer);
@@ -122,7 +154,11 @@ impl Home {
             NetRequest::Step(token, _, Step::Gone) if self.find(from, token).is_err() => Ok(NetReply::Done),
             NetRequest::Step(token, number, step) => {
                 self.act(from, token, Some(number), |offer| match step {
-                    Step::Commit => self.commit(offer, address),
+                    Step::Commit { tunnel: false } => self.commit(offer, Path::Direct(address)),
+                    Step::Commit { tunnel: true } => {
+                        let tunnel = self.tunnels.get(from).context("the node has no tunnel to home")?;
+                        self.commit(offer, Path::Tunnel(tunnel))
+                    }
                     Step::Recall => self.recall(offer),
                     Step::Return(connection) => self.take_back(offer, &connection),
                     Step::Keep => self.keep(offer),
@@ -179,7 +215,9 @@ impl Home {
             Place::Home => {}
             // The reply to an earlier request was lost.
             Place::Leaving { connection, .. } => {
-                return Ok(NetReply::Taken(offer.moves, connection.clone()));
+                let packets = ends(connection.peer, connection.local)?;
+                let route = self.packets.client_route(packets)?;
+                return Ok(NetReply::Taken(offer.moves, connection.clone(), route));
             }
             _ => bail!("the connection is not at home"),
         }
@@ -187,6 +225,7 @@ impl Home {
         let own = SocketAddr::try_from(getsockname(&offer.socket)?)?;
         let peer = getpeername(&offer.socket)?.ok_or(rustix::io::Errno::NOTCONN)?;
         let packets = ends(SocketAddr::try_from(peer)?, own)?;
+        let route = self.packets.client_route(packets)?;
         let hold = self.packets.hold(packets)?;
         match tern_tcp::capture(&offer.socket) {
             Ok(connection) => {
@@ -198,24 +237,24 @@ impl Home {
                 let (hold, since) = (Some(hold), Instant::now());
                 offer.place = Place::Leaving { connection: connection.clone(), hold, since };
                 offer.moves += 1;
-                Ok(NetReply::Taken(offer.moves, connection))
+                Ok(NetReply::Taken(offer.moves, connection, route))
             }
             Err(error) => {
-                self.packets.keep_local(Some(hold), packets)?;
+                self.packets.keep_local(Some(hold), packets, None)?;
                 Err(error.into())
             }
         }
     }
 
-    fn commit(&self, offer: &mut Offer, node: IpAddr) -> Result<()> {
+    fn commit(&self, offer: &mut Offer, path: Path) -> Result<()> {
         let place = &mut offer.place;
         match place {
             Place::Away { .. } => Ok(()),
             Place::Leaving { connection, hold, .. } => {
                 let packets = ends(connection.peer, connection.local)?;
                 // If the rules cannot be changed, the connection is still here.
-                self.packets.forward(hold.take(), packets, node)?;
-                *place = Place::Away { connection: packets, node };
+                self.packets.forward(hold.take(), packets, &path)?;
+                *place = Place::Away { connection: packets, path };
                 Ok(())
             }
             Place::Home | Place::Returning { .. } => bail!("the connection has continued at home"),
@@ -229,7 +268,7 @@ impl Home {
             tracing::error!(%error, "a connection is lost: it could not be restored");
         }
         let kept = ends(connection.peer, connection.local)
-            .and_then(|packets| self.packets.keep_local(hold.take(), packets));
+            .and_then(|packets| self.packets.keep_local(hold.take(), packets, None));
         if let Err(error) = kept {
             tracing::error!("the packets of a connection are lost: {error:#}");
         }
@@ -237,11 +276,12 @@ impl Home {
     }
 
     fn recall(&self, offer: &mut Offer) -> Result<()> {
-        match offer.place {
+        match &offer.place {
             Place::Returning { .. } => Ok(()),
-            Place::Away { connection, node } => {
+            Place::Away { connection, path } => {
+                let (connection, path) = (*connection, path.clone());
                 let (hold, since) = (Some(self.packets.hold(connection)?), Instant::now());
-                offer.place = Place::Returning { connection, node, hold, since };
+                offer.place = Place::Returning { connection, path, hold, since };
                 Ok(())
             }
             Place::Home | Place::Leaving { .. } => bail!("the connection is at home"),
@@ -250,11 +290,11 @@ impl Home {
 
     fn take_back(&self, offer: &mut Offer, returned: &tern_tcp::Connection) -> Result<()> {
         let Offer { socket, place, .. } = offer;
-        let (connection, hold) = match place {
+        let (connection, path, hold) = match place {
             // The reply to an earlier request was lost.
             Place::Home => return Ok(()),
-            Place::Away { connection, .. } => (*connection, None),
-            Place::Returning { connection, hold, .. } => (*connection, hold.take()),
+            Place::Away { connection, path } => (*connection, path.clone(), None),
+            Place::Returning { connection, path, hold, .. } => (*connection, path.clone(), hold.take()),
             Place::Leaving { .. } => bail!("the connection is at home"),
         };
         ensure!(ends(returned.peer, returned.local)? == connection, "another connection was returned");
@@ -266,7 +306,7 @@ impl Home {
             return Err(error.into());
         }
         *place = Place::Home;
-        if let Err(error) = self.packets.keep_local(hold, connection) {
+        if let Err(error) = self.packets.keep_local(hold, connection, Some(&path)) {
             tracing::error!("the packets of a connection are lost: {error:#}");
         }
         Ok(())
@@ -275,10 +315,10 @@ impl Home {
     fn keep(&self, offer: &mut Offer) -> Result<()> {
         match &mut offer.place {
             Place::Away { .. } => Ok(()),
-            Place::Returning { connection, node, hold, .. } => {
-                let (connection, node) = (*connection, *node);
-                self.packets.forward(hold.take(), connection, node)?;
-                offer.place = Place::Away { connection, node };
+            Place::Returning { connection, path, hold, .. } => {
+                let (connection, path) = (*connection, path.clone());
+                self.packets.forward(hold.take(), connection, &path)?;
+                offer.place = Place::Away { connection, path };
                 Ok(())
             }
             Place::Home | Place::Leaving { .. } => bail!("the connection is at home"),
@@ -287,8 +327,8 @@ impl Home {
 
     /// Removes the rules of an offer that ends.
     fn end(&self, offer: &Offer) {
-        if let Place::Away { connection, .. } | Place::Returning { connection, .. } = offer.place
-            && let Err(error) = self.packets.keep_local(None, connection)
+        if let Place::Away { connection, path } | Place::Returning { connection, path, .. } = &offer.place
+            && let Err(error) = self.packets.keep_local(None, *connection, Some(path))
         {
             tracing::warn!("the rules of a connection could not be removed: {error:#}");
         }
@@ -297,6 +337,7 @@ impl Home {
     /// Continues moves that the guest's node does not continue, and forgets connections whose process
     /// has ended long ago. The server calls it each second.
     pub fn expire(&self) {
+        self.tunnels.expire();
         let all: Vec<_> = self.offers().iter().map(|(token, offer)| (*token, offer.clone())).collect();
         for (token, offer) in all {
             let mut offer = lock(&offer);

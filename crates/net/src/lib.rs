@@ -18,4 +18,6 @@ pub mod home;
 pub mod link;
 pub mod message;
 pub mod packets;
+pub mod path;
 pub mod serve;
+mod tunnel;

@@ -81,6 +81,12 @@ pub trait Homes: Sync + Send {
     /// If the home cannot be reached, or the link breaks. It is then unknown whether the request was
     /// performed.
     fn call(&self, home: NodeId, request: &NetRequest) -> Result<NetReply>;
+
+    /// A link to a home that has become a tunnel.
+    ///
+    /// # Errors
+    /// If the home cannot be reached, or refuses.
+    fn tunnel(&self, home: NodeId) -> Result<Link>;
 }
 
 /// Links to the tern-nets of other nodes.
@@ -109,6 +115,10 @@ impl HomeLinks {
                 return Ok(link);
             }
         }
+        self.connect(home)
+    }
+
+    fn connect(&self, home: NodeId) -> Result<Link> {
         let address = Map::read(&self.map)?.address(home)?;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut link =
@@ -138,5 +148,15 @@ impl Homes for HomeLinks {
         let reply = receive(&mut link, CALL_TIMEOUT)?;
         self.put_back(home, link);
         Ok(reply)
+    }
+
+    fn tunnel(&self, home: NodeId) -> Result<Link> {
+        let mut link = self.connect(home)?;
+        send(&mut link, &NetRequest::Tunnel, CONNECT_TIMEOUT)?;
+        match receive(&mut link, CONNECT_TIMEOUT)? {
+            NetReply::Done => Ok(link),
+            NetReply::Refused(why) => bail!(why),
+            NetReply::Taken(..) => bail!("node {home} sent an unexpected reply"),
+        }
     }
 }

@@ -1,14 +1,17 @@
 //! The node's rules for the packets of moved connections, shared by both halves.
 
-use anyhow::{Context, Result, bail};
+use crate::message::ClientRoute;
+use crate::path::{Examination, Path};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tern_ids::NodeId;
 use tern_redirect::{
-    Change, Ends, Hold, Injector, Namespace, NetworkInterface, NetworkNamespace, RouteLookup, Table, Way,
+    Change, Ends, Hold, Injector, Namespace, NetworkInterface, NetworkNamespace, PathProbe, ProbeToken,
+    RouteLookup, Table, Tunnel, TunnelEnd, Way,
 };
 
 /// Bytes that are held of one connection while it moves. The client sends what is more again.
@@ -66,22 +69,43 @@ impl Packets {
         Ok(hold)
     }
 
-    /// Home: sends the client's packets, and those that were held, to the node with this address.
+    /// Home: the route to this connection's client.
     ///
     /// # Errors
-    /// If that node cannot be reached, or the kernel refuses. The packets are still held then.
-    pub fn forward(&self, hold: Option<Hold>, connection: Ends, node: IpAddr) -> Result<()> {
+    /// If the client is on this machine, or cannot be reached.
+    pub fn client_route(&self, connection: Ends) -> Result<ClientRoute> {
         let mut rules = self.rules();
-        let way = rules.way_to(node)?;
-        rules.release(hold, Change::Forward(connection, way))
+        let way = rules.way_to(connection.client().ip())?;
+        Ok(ClientRoute { next_hop: way.next_hop, mtu: rules.attach(way.interface)?.mtu })
     }
 
-    /// Home: the client's packets, and those that were held, reach this machine's own sockets.
+    /// Home: sends the client's packets, and those that were held, to the guest's node, and lets the
+    /// answers through that come through a tunnel.
+    ///
+    /// # Errors
+    /// If a node or the client cannot be reached, or the kernel refuses. The packets are still held then.
+    pub fn forward(&self, hold: Option<Hold>, connection: Ends, path: &Path) -> Result<()> {
+        let mut rules = self.rules();
+        let way = rules.way_along(path, connection.home().ip())?;
+        let mut changes = vec![Change::Forward(connection, way)];
+        if let Path::Tunnel(tunnel) = path {
+            let way = rules.way_to(connection.client().ip())?;
+            changes.push(Change::Answer { from: tunnel.tunnel()?.interface().index, connection, way });
+        }
+        rules.release(hold, &changes)
+    }
+
+    /// Home: the client's packets, and those that were held, reach this machine's own sockets. `path` is
+    /// the one that they had before.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn keep_local(&self, hold: Option<Hold>, connection: Ends) -> Result<()> {
-        self.rules().release(hold, Change::Forget(connection))
+    pub fn keep_local(&self, hold: Option<Hold>, connection: Ends, path: Option<&Path>) -> Result<()> {
+        let mut changes = vec![Change::Forget(connection)];
+        if let Some(Path::Tunnel(tunnel)) = path {
+            changes.push(Change::ForgetAnswer { from: tunnel.tunnel()?.interface().index, connection });
+        }
+        self.rules().release(hold, &changes)
     }
 
     /// Guest's node: prepares for a connection of this home. Packets for it reach home's namespace on
@@ -89,11 +113,20 @@ impl Packets {
     ///
     /// # Errors
     /// If there can be no namespace, or the kernel refuses. Nothing is left then.
-    pub fn enter(&self, home: NodeId, node_of_home: IpAddr, connection: Ends) -> Result<NetworkNamespace> {
+    pub fn enter(
+        &self,
+        home: NodeId,
+        path: &Path,
+        connection: Ends,
+        route: ClientRoute,
+    ) -> Result<NetworkNamespace> {
         let mut rules = self.rules();
-        let way = rules.way_to(node_of_home)?;
-        let link = rules.attach(way.interface)?;
-        let place = rules.namespace(home, connection, link.mtu)?;
+        let mut mtu = route.mtu;
+        if let Path::Direct(home) = path {
+            let way = rules.way_to(*home)?;
+            mtu = mtu.min(rules.attach(way.interface)?.mtu);
+        }
+        let place = rules.namespace(home, connection, mtu)?;
         let entered = place.inside().try_clone();
         let way_in = place.way_in(connection.home().ip());
         let done = rules.table.apply(&[Change::Forward(connection, way_in)]);
@@ -110,15 +143,37 @@ impl Packets {
     ///
     /// # Errors
     /// If the client cannot be reached, or the kernel refuses.
-    pub fn answer(&self, home: NodeId, connection: Ends) -> Result<()> {
+    pub fn answer(&self, home: NodeId, path: &Path, connection: Ends) -> Result<()> {
         let mut rules = self.rules();
         let client = connection.client().ip();
-        let way = match RouteLookup::to(client)? {
-            RouteLookup::Through(way) => way,
-            RouteLookup::Local => rules.injector.way_to_local(client),
+        let way = match (path, RouteLookup::to(client)) {
+            (Path::Tunnel(tunnel), _) => tunnel.tunnel()?.way_to(client),
+            (Path::Direct(_), Ok(RouteLookup::Through(way))) => way,
+            (Path::Direct(_), Ok(RouteLookup::Local)) => rules.injector.way_to_local(client),
+            (Path::Direct(_), Err(error)) => return Err(error.into()),
         };
         let from = rules.outer(home, connection).context("the connection has no namespace")?;
         Ok(rules.table.apply(&[Change::Answer { from, connection, way }])?)
+    }
+
+    /// Guest's node: whether the answers of this connection may go to its client directly, if the path
+    /// between this node and home is direct. They may if the client is on this node, or is reached on
+    /// the segment of home by the next hop that home uses. On another one, a machine in between may know
+    /// home's address elsewhere.
+    ///
+    /// # Errors
+    /// If home cannot be reached.
+    pub fn answers_directly(&self, home: IpAddr, connection: Ends, route: ClientRoute) -> Result<bool> {
+        let to_home = self.rules().way_to(home)?;
+        Ok(match RouteLookup::to(connection.client().ip()) {
+            Ok(RouteLookup::Local) => true,
+            Ok(RouteLookup::Through(way)) => {
+                way.interface == to_home.interface
+                    && way.next_hop == route.next_hop
+                    && home.is_ipv4() == way.next_hop.is_ipv4()
+            }
+            Err(_) => false,
+        })
     }
 
     /// Guest's node: from now on keeps what arrives for this connection from its home, besides
@@ -126,10 +181,15 @@ impl Packets {
     ///
     /// # Errors
     /// If home cannot be reached, or the kernel refuses.
-    pub fn watch(&self, node_of_home: IpAddr, connection: Ends) -> Result<Hold> {
-        let mut rules = self.rules();
-        let way = rules.way_to(node_of_home)?;
-        let interface = rules.attach(way.interface)?;
+    pub fn watch(&self, path: &Path, connection: Ends) -> Result<Hold> {
+        let interface = match path {
+            Path::Direct(home) => {
+                let mut rules = self.rules();
+                let way = rules.way_to(*home)?;
+                rules.attach(way.interface)?
+            }
+            Path::Tunnel(tunnel) => tunnel.tunnel()?.interface().clone(),
+        };
         Ok(Hold::open(&[interface], &[connection], MAX_HELD)?)
     }
 
@@ -160,17 +220,88 @@ impl Packets {
         let place = rules.namespaces.get(&(home, connection.home().ip()));
         let way_in =
             place.context("the connection has no namespace")?.namespace.way_in(connection.home().ip());
-        rules.release(Some(hold), Change::Forward(connection, way_in))
+        rules.release(Some(hold), &[Change::Forward(connection, way_in)])
     }
 
-    /// Guest's node: sends what was kept back to home, which has the connection again.
+    /// Guest's node: sends what was kept back to home, which has the connection again. A tunnel has
+    /// nothing that is late, since it was flushed before.
     ///
     /// # Errors
     /// If home cannot be reached, or the kernel refuses.
-    pub fn send_back(&self, node_of_home: IpAddr, hold: Hold, connection: Ends) -> Result<()> {
+    pub fn send_back(&self, path: &Path, hold: Hold, connection: Ends) -> Result<()> {
+        let Path::Direct(home) = path else { return Ok(()) };
         let mut rules = self.rules();
-        let way = rules.way_to(node_of_home)?;
-        rules.release(Some(hold), Change::Forward(connection, way))
+        let way = rules.way_to(*home)?;
+        rules.release(Some(hold), &[Change::Forward(connection, way)])
+    }
+
+    /// Makes an end of a tunnel.
+    ///
+    /// # Errors
+    /// If there is an interface of this name, or the kernel refuses.
+    pub(crate) fn create_tunnel(&self, name: &str, end: TunnelEnd) -> Result<Tunnel> {
+        Ok(Tunnel::create(&mut self.rules().table, name, end)?)
+    }
+
+    /// Removes an end of a tunnel.
+    pub(crate) fn remove_tunnel(&self, tunnel: Tunnel) {
+        if let Err(error) = tunnel.remove(&mut self.rules().table) {
+            tracing::warn!(%error, "the rules of a tunnel could not be removed");
+        }
+    }
+
+    /// Whether this address is one of this machine's own.
+    ///
+    /// # Errors
+    /// If no route leads to it.
+    pub(crate) fn is_local(&self, address: IpAddr) -> Result<bool> {
+        Ok(RouteLookup::to(address.to_canonical())? == RouteLookup::Local)
+    }
+
+    /// Whether a machine is a neighbour on an Ethernet segment, according to the routes.
+    ///
+    /// # Errors
+    /// If no route leads to it.
+    pub(crate) fn is_neighbour(&self, address: IpAddr) -> Result<bool> {
+        let mut rules = self.rules();
+        let way = rules.way_to(address)?;
+        Ok(way.next_hop == address.to_canonical() && rules.attach(way.interface).is_ok())
+    }
+
+    /// Begins to look for the packet `incoming`, which the machine `peer` sends, and prepares to send
+    /// the one in the other direction.
+    ///
+    /// # Errors
+    /// If that machine cannot be reached, or the kernel refuses.
+    pub(crate) fn examine(
+        self: &Arc<Self>,
+        peer: IpAddr,
+        incoming: Ends,
+        token: ProbeToken,
+    ) -> Result<Examination> {
+        let mut rules = self.rules();
+        let way = rules.way_to(peer)?;
+        let link = rules.attach(way.interface)?;
+        let probe = PathProbe::listen(&link, &incoming, token)?;
+        let outgoing = incoming.reversed();
+        rules.table.apply(&[Change::Hold(incoming), Change::Forward(outgoing, way)])?;
+        Ok(Examination::new(self.clone(), probe, outgoing, token))
+    }
+
+    /// Sends the packet of an examination.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub(crate) fn send_probe(&self, outgoing: &Ends, token: &ProbeToken) -> Result<()> {
+        Ok(self.rules().injector.send_probe(outgoing, token)?)
+    }
+
+    /// Removes the rules of an examination.
+    pub(crate) fn end_examination(&self, outgoing: Ends) {
+        let changes = [Change::Forget(outgoing), Change::Forget(outgoing.reversed())];
+        if let Err(error) = self.rules().table.apply(&changes) {
+            tracing::warn!(%error, "the rules of an examination could not be removed");
+        }
     }
 
     /// Guest's node: forgets a connection, and removes the namespace of its home after the last.
@@ -188,11 +319,20 @@ impl Rules {
         }
     }
 
+    /// The way to the other node for packets to this address of home.
+    fn way_along(&self, path: &Path, home: IpAddr) -> Result<Way> {
+        match path {
+            Path::Direct(node) => self.way_to(*node),
+            Path::Tunnel(tunnel) => Ok(tunnel.tunnel()?.way_to(home)),
+        }
+    }
+
     /// Has the table handle the packets that arrive at an interface.
     fn attach(&mut self, interface: u32) -> Result<NetworkInterface> {
         let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let name = index_to_name(&any, interface).context("the interface of a route is gone")?;
         let link = NetworkInterface::find(&name)?;
+        ensure!(link.is_ethernet, "packets of {name} cannot be held: it has no Ethernet frames");
         if !self.attached.contains(&interface) {
             self.table.attach(&name)?;
             self.attached.insert(interface);
@@ -200,13 +340,13 @@ impl Rules {
         Ok(link)
     }
 
-    fn release(&mut self, hold: Option<Hold>, change: Change) -> Result<()> {
+    fn release(&mut self, hold: Option<Hold>, changes: &[Change]) -> Result<()> {
         match hold {
             Some(hold) => {
-                let released = hold.release(&self.injector, &mut self.table, &[change])?;
+                let released = hold.release(&self.injector, &mut self.table, changes)?;
                 tracing::debug!(?released, "held packets were sent on");
             }
-            None => self.table.apply(&[change])?,
+            None => self.table.apply(changes)?,
         }
         Ok(())
     }

@@ -199,6 +199,9 @@ impl Server {
                 // connection here.
                 ensure!(matches!(link.receive(), Ok(None)), "the node has given up its request");
             }
+            if request == NetRequest::Tunnel {
+                return self.home.serve_tunnel(node, &mut link);
+            }
             let reply = self.home.handle(node, address, request);
             link::send(&mut link, &reply, IO_TIMEOUT)?;
         }

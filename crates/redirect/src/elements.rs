@@ -25,6 +25,9 @@ pub enum Change {
     /// Sets the way of a connection, and goes on dropping the client's packets if it is held. Frames
     /// that come through [`crate::Injector`] take the way already.
     SetWay(Ends, Way),
+    /// Removes the way of a connection, and goes on dropping the client's packets if it is held. Frames
+    /// that come through [`crate::Injector`] reach the node's own IP stack already.
+    ForgetWay(Ends),
     /// Neither drops nor sends on: the client's packets reach the node's own IP stack.
     Forget(Ends),
     /// Lets packets of home's end out of a home's namespace, on this way.

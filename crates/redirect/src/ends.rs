@@ -27,6 +27,17 @@ impl Ends {
         Ok(Self { client, home })
     }
 
+    /// The connection between two ends of one IP version.
+    pub(crate) fn of_one_family(client: SocketAddr, home: SocketAddr) -> Self {
+        Self { client, home }
+    }
+
+    /// The connection as its packets in the other direction name it: from home's end to the client.
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self { client: self.home, home: self.client }
+    }
+
     /// The end that stays where it is.
     #[must_use]
     pub fn client(&self) -> SocketAddr {

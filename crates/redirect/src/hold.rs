@@ -79,6 +79,7 @@ impl Hold {
             .iter()
             .filter_map(|change| match change {
                 Change::Forward(connection, way) => Some(Change::SetWay(*connection, *way)),
+                Change::Forget(connection) => Some(Change::ForgetWay(*connection)),
                 _ => None,
             })
             .collect();

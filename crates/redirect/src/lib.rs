@@ -19,6 +19,9 @@
 //! 3. home: [`Hold::release`], which changes to [`Change::Forward`], or to [`Change::Forget`] if the
 //!    move is cancelled.
 //!
+//! Where the network does not carry packets with home's address from other machines ([`PathProbe`]
+//! finds out), both directions go through a [`Tunnel`].
+//!
 //! Nothing here communicates with other nodes, and no function waits for packets. The caller needs
 //! CAP_NET_ADMIN in its network namespace, and CAP_SYS_ADMIN for new ones; [`probe()`] finds out what
 //! is possible.
@@ -36,10 +39,12 @@ mod netlink;
 mod network_namespace;
 mod nftables;
 mod packet_socket;
+mod path_probe;
 mod probe;
 mod route;
 mod sysctl;
 mod table;
+mod tunnel;
 
 pub use elements::{Change, Elements};
 pub use ends::{Ends, Family, Way};
@@ -49,6 +54,8 @@ pub use injector::Injector;
 pub use link::NetworkInterface;
 pub use namespace::Namespace;
 pub use network_namespace::NetworkNamespace;
+pub use path_probe::{PathProbe, ProbeToken, probe_frame};
 pub use probe::{Finding, probe};
 pub use route::RouteLookup;
 pub use table::Table;
+pub use tunnel::{MAX_TUNNEL_FRAME_LEN, Tunnel, TunnelEnd};

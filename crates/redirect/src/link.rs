@@ -44,6 +44,8 @@ pub struct NetworkInterface {
     pub mtu: u32,
     /// Link address, such as a MAC address.
     pub address: Vec<u8>,
+    /// Whether its frames have an Ethernet header.
+    pub is_ethernet: bool,
 }
 
 impl NetworkInterface {
@@ -156,6 +158,14 @@ impl Links {
         }
     }
 
+    /// Sets the MTU in bytes, and the link address.
+    pub(crate) fn set_link(&mut self, index: u32, mtu: u32, address: [u8; 6]) -> Result<()> {
+        let mut message = link_message(libc::RTM_NEWLINK, 0, index, 0, 0);
+        message.ne32(libc::IFLA_MTU, mtu);
+        message.attribute(libc::IFLA_ADDRESS, &address);
+        self.change(message, index)
+    }
+
     pub(crate) fn set_up(&mut self, index: u32) -> Result<()> {
         let flag = libc::IFF_UP as u32;
         self.change(link_message(libc::RTM_NEWLINK, 0, index, flag, flag), index)
@@ -258,7 +268,10 @@ fn read_link(reply: &Reply) -> Option<NetworkInterface> {
     let attributes = reply.attributes(16);
     let name = attributes.clone().find(libc::IFLA_IFNAME)?;
     let name = name.strip_suffix(&[0]).unwrap_or(name);
+    // struct ifinfomsg has the type as a number of 16 bits after the family.
+    let kind = reply.body.get(2..4)?;
     Some(NetworkInterface {
+        is_ethernet: kind == libc::ARPHRD_ETHER.to_ne_bytes(),
         index: read_u32(reply.body.get(4..8)?),
         name: String::from_utf8_lossy(name).into_owned(),
         mtu: read_u32(attributes.clone().find(libc::IFLA_MTU)?),

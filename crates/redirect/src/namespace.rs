@@ -159,7 +159,11 @@ impl Drop for Namespace {
 fn configure_inside(addresses: &[IpAddr], ipv6: bool) -> Result<()> {
     // The only router is the node's chain. Replies arrive on the interface of the default route, but
     // a client may have any source address.
-    for (setting, value) in [("ip_forward", 0), ("conf/all/rp_filter", 0), ("conf/home/rp_filter", 0)] {
+    // ICMP messages about a packet that is too large reach home, and not this namespace. So TCP has to
+    // find the largest packet itself when none is acknowledged (ip-sysctl.rst of the kernel).
+    let settings =
+        [("ip_forward", 0), ("conf/all/rp_filter", 0), ("conf/home/rp_filter", 0), ("tcp_mtu_probing", 1)];
+    for (setting, value) in settings {
         sysctl::write(&format!("ipv4/{setting}"), value)?;
     }
     if ipv6 {

@@ -7,6 +7,7 @@ use crate::link::{Links, NetworkInterface, VethPair};
 use crate::network_namespace::NetworkNamespace;
 use crate::packet_socket;
 use crate::table::Table;
+use crate::tunnel;
 
 /// Bit of CAP_NET_ADMIN in the masks of `/proc/PID/status` (`linux/capability.h`).
 const CAP_NET_ADMIN: u32 = 12;
@@ -14,6 +15,7 @@ const CAP_NET_ADMIN: u32 = 12;
 /// Name of the table and of an interface in the probe's own namespace.
 const TABLE: &str = "tern-probe";
 const LINK: &str = "tern-probe";
+const TAP: &str = "tern-probe-tap";
 
 /// One property of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,11 +69,17 @@ pub fn probe() -> Vec<Finding> {
 }
 
 /// The properties that are tried inside the namespace, in this order.
-const NAMES: [&str; 5] =
-    ["veth", "nftables netdev", "nftables ingress and fwd", "packet sockets", "protected table"];
+const NAMES: [&str; 6] = [
+    "veth",
+    "nftables netdev",
+    "nftables ingress and fwd",
+    "packet sockets",
+    "protected table",
+    "TAP devices",
+];
 
 fn probe_inside() -> Vec<Finding> {
-    let [veth, netdev, ingress, packet, protected] = NAMES;
+    let [veth, netdev, ingress, packet, protected, tap] = NAMES;
     let link = make_link();
     let mut findings = vec![Finding::new(
         veth,
@@ -107,6 +115,13 @@ fn probe_inside() -> Vec<Finding> {
     };
     let sentence = "`nft flush ruleset` leaves Tern's table out";
     findings.push(Finding { optional: true, ..Finding::new(protected, sentence, is_protected) });
+    let tried = tunnel::try_tap(TAP).map_err(|error| {
+        format!(
+            "connections do not move to nodes on other networks, nor on those that check addresses: {error}"
+        )
+    });
+    let sentence = "connections also move to nodes on other networks";
+    findings.push(Finding { optional: true, ..Finding::new(tap, sentence, tried) });
     findings
 }
 

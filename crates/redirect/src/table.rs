@@ -5,6 +5,9 @@
 //!                                       forwarded4, 6         fwd to the node, or to a home's namespace
 //!                                       (none)                to the node's IP stack
 //!  chain of a namespace's outer end     answers4, 6           fwd to the client
+//!   and of home's end of a tunnel       (none)                drop
+//!  chain of the node's end of a tunnel  held4, 6              drop
+//!                                       forwarded4, 6         fwd to a home's namespace
 //!                                       (none)                drop
 //! ```
 //!
@@ -20,6 +23,7 @@ use crate::nftables::attribute::{TABLE_OWNER, TABLE_PERSIST};
 use crate::nftables::element::{self, client_key, home_key, way_value};
 use crate::nftables::rule::{Action, Sender, SetName, delete_rules, new_rule};
 use crate::nftables::{self, DataType, INTERFACE, IPV4_ADDRESS, IPV6_ADDRESS, PORT, Policy, SetShape};
+use crate::tunnel::TunnelEnd;
 use std::io;
 
 /// Remedy for an error after which the table is unchanged.
@@ -69,7 +73,7 @@ impl Set {
 /// The rules of a chain, each once for IPv4 and once for IPv6.
 const PHYSICAL: [(Sender, Set, Action); 2] =
     [(Sender::Client, Set::Held, Action::Drop), (Sender::Client, Set::Forwarded, Action::Forward)];
-const NAMESPACE: [(Sender, Set, Action); 1] = [(Sender::Home, Set::Answers, Action::Forward)];
+const ANSWERS: [(Sender, Set, Action); 1] = [(Sender::Home, Set::Answers, Action::Forward)];
 
 /// The nftables table of family netdev of one network namespace.
 ///
@@ -165,13 +169,23 @@ impl Table {
     /// Filters the packets that leave a home's namespace, which arrive at this interface: those with
     /// an answer are sent to their client, all others are dropped.
     pub(crate) fn attach_namespace(&mut self, interface: &str) -> Result<()> {
-        self.add_chain(interface, &NAMESPACE, Policy::Drop)
+        self.add_chain(interface, &ANSWERS, Policy::Drop)
     }
 
     /// Filters the packets that come through the injector's pair: forwarded ones are sent on, all
     /// others go to the node's IP stack.
     pub(crate) fn attach_injector(&mut self, interface: &str) -> Result<()> {
         self.add_chain(interface, &PHYSICAL[1..], Policy::Accept)
+    }
+
+    /// Filters the packets that come through a tunnel: those that its end expects are sent on, all
+    /// others are dropped.
+    pub(crate) fn attach_tunnel(&mut self, interface: &str, end: TunnelEnd) -> Result<()> {
+        let rules: &[_] = match end {
+            TunnelEnd::Home => &ANSWERS,
+            TunnelEnd::Guest => &PHYSICAL,
+        };
+        self.add_chain(interface, rules, Policy::Drop)
     }
 
     /// Whether other processes can neither change the table nor flush it.
@@ -243,6 +257,10 @@ impl Table {
             Change::SetWay(c, way) => {
                 let old = self.elements.forwarded.insert(*c, *way);
                 replace(messages, table, name(Set::Forwarded, c), &client_key(c), old, Some(*way));
+            }
+            Change::ForgetWay(c) => {
+                let old = self.elements.forwarded.remove(c);
+                replace(messages, table, name(Set::Forwarded, c), &client_key(c), old, None);
             }
             Change::Forget(c) => {
                 if self.elements.held.remove(c) {

@@ -112,7 +112,10 @@ impl Scene {
     }
 
     pub(crate) fn with_server(name: &str, server: &str, options: &[&str]) -> Result<Self> {
-        let cluster = Cluster::with_nodes(name, 3)?;
+        Self::in_cluster(Cluster::with_nodes(name, 3)?, server, options)
+    }
+
+    fn in_cluster(cluster: Cluster, server: &str, options: &[&str]) -> Result<Self> {
         for node in 1..=3 {
             configure(&cluster, node, "connections = true")?;
             let is_up = || cluster.run(node, &["test", "-S", "/run/tern/net.sock"]).is_ok();
@@ -181,7 +184,10 @@ pub(crate) fn await_progress(scene: &Scene, client: &Running, bytes: u64) -> Res
 
 /// The server moves while its client gets back all that it sends, in pieces of this size.
 fn server_moves(name: &str, options: &[&str], size: u64) -> Result<()> {
-    let mut scene = Scene::new(name, options)?;
+    server_moves_in(Scene::new(name, options)?, options, size)
+}
+
+fn server_moves_in(mut scene: Scene, options: &[&str], size: u64) -> Result<()> {
     let mut client = scene.client(size)?;
     await_progress(&scene, &client, 50 * size)?;
     for to in ["2", "home", "2", "3", "2"] {
@@ -243,6 +249,37 @@ fn connection_is_served_where_its_server_runs() -> Result<()> {
 #[test]
 fn large_transfers_survive_moves_and_signals() -> Result<()> {
     server_moves("served-large", &["timer"], 300_000)
+}
+
+/// Node 2 reaches the client by another cable than home, so that all packets pass through home.
+#[test]
+fn connection_is_served_through_a_tunnel() -> Result<()> {
+    for (options, size) in [(&[][..], 1000), (&["timer"], 300_000)] {
+        let cluster = Cluster::with_link("served-tunnel", 3, "p2p")?;
+        server_moves_in(Scene::in_cluster(cluster, SERVER, options)?, options, size)?;
+    }
+    Ok(())
+}
+
+/// A cut between home and the guest's node only delays the bytes.
+#[test]
+fn tunnel_is_connected_again() -> Result<()> {
+    let scene = Scene::in_cluster(Cluster::with_link("served-cut", 3, "p2p")?, SERVER, &[])?;
+    let client = scene.client(1000)?;
+    scene.migrate("2")?;
+    wait_until("the connection is there", EVENT_TIMEOUT, || scene.has_connection(2))
+        .with_context(|| scene.diagnostics())?;
+    for _ in 0..3 {
+        await_progress(&scene, &client, 20_000)?;
+        // All links of tern-net, and with them that of the tunnel.
+        scene.cluster.run(1, &["ss", "-K", "state", "established", "( sport = :7101 )"])?;
+    }
+    await_progress(&scene, &client, 20_000)?;
+    ensure!(scene.has_connection(2), "it is at home");
+    let interrupted = ["grep", "-c", "a tunnel was interrupted", "/run/tern/net.log"];
+    let times = scene.cluster.run(2, &interrupted).with_context(|| scene.diagnostics())?;
+    ensure!(times.trim_ascii() == b"3", "{}", scene.diagnostics());
+    Ok(())
 }
 
 /// The queue of a connection is longer than one message between nodes.

@@ -6,11 +6,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 use tern_redirect::{Change, Ends, Injector, NetworkNamespace};
 
-const PORT: u16 = 7000;
-const CLIENT_PORT: u16 = 40_000;
+pub(crate) const PORT: u16 = 7000;
+pub(crate) const CLIENT_PORT: u16 = 40_000;
 
 /// Bytes in each direction; above the size of all socket buffers.
-const BULK: usize = 24 << 20;
+pub(crate) const BULK: usize = 24 << 20;
 
 /// Byte number `at` of a stream.
 fn byte(at: usize) -> u8 {
@@ -18,7 +18,7 @@ fn byte(at: usize) -> u8 {
 }
 
 /// Sends and checks a stream in both directions at once.
-fn exchange(mut socket: TcpStream, len: usize) {
+pub(crate) fn exchange(mut socket: TcpStream, len: usize) {
     let mut reader = socket.try_clone().unwrap();
     let received = thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -31,7 +31,7 @@ fn exchange(mut socket: TcpStream, len: usize) {
     assert!(received.join().unwrap() == bytes, "the peer's bytes arrived unchanged");
 }
 
-fn listen(inside: &NetworkNamespace, scene: &Scene) -> TcpListener {
+pub(crate) fn listen(inside: &NetworkNamespace, scene: &Scene) -> TcpListener {
     let at = scene.end(HOME, PORT);
     inside.run(|| TcpListener::bind(at).unwrap()).unwrap()
 }

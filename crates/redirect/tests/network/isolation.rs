@@ -144,5 +144,5 @@ fn probe_finds_all_means_as_root() {
         println!("{}: {} {}", finding.name, finding.possible, finding.explanation);
         assert!(finding.possible || finding.optional, "{finding:?}");
     }
-    assert_eq!(findings.len(), 7);
+    assert_eq!(findings.len(), 8);
 }

@@ -7,3 +7,4 @@ mod hold;
 mod isolation;
 mod lifetime;
 mod scene;
+mod tunnel;
