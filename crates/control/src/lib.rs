@@ -43,8 +43,8 @@ pub use costs::{Costs, LinkRow, MigrationCosts};
 pub use gatekeeper::{GatekeeperJob, GatekeeperReply, GatekeeperRequest};
 pub use process_reader::{ReadError, read_process};
 pub use report::{
-    ConnectionRow, MigrationReport, NodeRow, PlacedRow, ProcessRow, Refusal, RefusalKind, StartedAs,
-    StatusReport, Usage,
+    ConnectionRow, MigrationReport, NetworkPath, NodeRow, PathRow, PlacedRow, ProcessRow, Refusal,
+    RefusalKind, StartedAs, StatusReport, Usage,
 };
 pub use request::{Destination, Lock, Reply, Request};
 pub use settings::{DecayRates, Evacuation, NodeSettings, Switch};

@@ -119,6 +119,27 @@ pub struct ProcessRow {
     pub started: Option<StartedAs>,
 }
 
+/// The path of the packets of connections that move from another node, their home, to this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRow {
+    /// The home.
+    pub home: NodeId,
+    /// The path.
+    pub path: NetworkPath,
+}
+
+/// The path of the packets of moved connections between two nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkPath {
+    /// The network carries packets with home's address from this node, and to it.
+    Direct,
+    /// It does not; they go through home and a tunnel.
+    Tunnel,
+    /// It could not be examined. One sentence.
+    Unknown(String),
+}
+
 /// One row of `mps -n`: a network socket of a process that is away, or a connection of a guest that
 /// is on this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! How ternd starts a shim, and the requests that a shim serves.
 
-use crate::report::{ConnectionRow, MigrationReport, PlacedRow, ProcessRow, Refusal};
+use crate::report::{ConnectionRow, MigrationReport, PathRow, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -213,6 +213,9 @@ pub enum ShimRequest {
     /// Create a file system for `tern-readiness`. Served by tern-net only, requested by a guest's shim.
     /// (`Done`, then two bytes, each with a descriptor: the FUSE device and the root.)
     CreateReadinessFiles,
+    /// Examine the paths to all other nodes of the map, as homes of guests of this one. Takes some
+    /// seconds at most. Served by tern-net only. (`Paths`.)
+    Paths,
     /// List placed commands: those of this node, and those of others here. Served by the executor
     /// (mexec) only.
     Placed,
@@ -233,6 +236,8 @@ pub enum ShimReply {
     Processes(Vec<ProcessRow>),
     /// To `Connections`.
     Connections(Vec<ConnectionRow>),
+    /// To `Paths`.
+    Paths(Vec<PathRow>),
     /// To `Placed`.
     Placed(Vec<PlacedRow>),
     /// The process runs on its destination.

@@ -274,6 +274,14 @@ impl<H: Homes + 'static> Guests<H> {
         let _forgotten_later = self.homes.call(home, &NetRequest::Step(token, number, Step::Gone));
     }
 
+    /// Whether the path to a home is direct, for a list. Waits up to `limit` until it is examined.
+    ///
+    /// # Errors
+    /// If it could not be examined.
+    pub fn examine(&self, home: NodeId, address: IpAddr, limit: Duration) -> Result<bool> {
+        self.paths.is_direct_within(home, address, limit)
+    }
+
     /// Number of connections that are here.
     #[must_use]
     pub fn count(&self) -> usize {

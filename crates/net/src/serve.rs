@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, ControlSocket, PendingRequest, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{Refusal, RefusalKind};
+use tern_control::{NetworkPath, PathRow, Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_node::Config;
 use tern_node::map::Map;
@@ -32,6 +32,9 @@ const IO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a link may be idle.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
+/// Limit for examining the paths to all nodes, for a list.
+const PATHS_TIMEOUT: Duration = Duration::from_secs(6);
+
 /// Maximum number of threads that serve requests: one for each connection that is offered or taken,
 /// and one for each link.
 const MAX_THREADS: usize = 4096;
@@ -45,6 +48,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The server.
 #[derive(Debug)]
 struct Server {
+    node: NodeId,
     home: Home,
     guests: Guests<HomeLinks>,
     tls: ServerTls,
@@ -60,6 +64,7 @@ pub fn run(config: &Config, control: &ControlSocket, is_ready: impl FnOnce()) ->
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
     let packets = Arc::new(Packets::open(TABLE).context("this node cannot move connections")?);
     let server = Arc::new(Server {
+        node: identity.node(),
         home: Home::new(packets.clone()),
         tls: identity.cluster_server()?,
         guests: Guests::new(HomeLinks::new(config, identity), packets),
@@ -152,6 +157,10 @@ impl Server {
                     Err(error) => caller.reply(&refusal(&format!("{error:#}"))),
                 }
             }
+            ShimRequest::Paths => {
+                let reply = self.paths().map_or_else(|e| refusal(&format!("{e:#}")), ShimReply::Paths);
+                caller.reply(&reply);
+            }
             ShimRequest::CreateReadinessFiles => match tern_readiness::mount() {
                 Ok((device, root)) => {
                     let sent = caller.reply_with_fd(device.as_fd());
@@ -161,6 +170,27 @@ impl Server {
             },
             _ => caller.reply(&not_held()),
         }
+    }
+
+    /// The paths to all other nodes. They are examined at the same time.
+    fn paths(&self) -> Result<Vec<PathRow>> {
+        let map = Map::read(&self.map)?;
+        let others: Vec<_> = map.nodes().into_iter().filter(|node| *node != self.node).collect();
+        let examine =
+            |home, limit| self.address(home).and_then(|address| self.guests.examine(home, address, limit));
+        for home in &others {
+            let _pending = examine(*home, Duration::ZERO);
+        }
+        let until = Instant::now() + PATHS_TIMEOUT;
+        let row = |home| {
+            let path = match examine(home, until.saturating_duration_since(Instant::now())) {
+                Ok(true) => NetworkPath::Direct,
+                Ok(false) => NetworkPath::Tunnel,
+                Err(error) => NetworkPath::Unknown(format!("{error:#}")),
+            };
+            PathRow { home, path }
+        };
+        Ok(others.into_iter().map(row).collect())
     }
 
     /// The address at which this node reaches another one.

@@ -265,6 +265,9 @@ fn forward_to_shim(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Resu
         Ok(ShimReply::Processes(rows)) => Ok(Reply::Processes(rows)),
         Ok(ShimReply::Placed(rows)) => Ok(Reply::Placed(rows)),
         Ok(ShimReply::Connections(rows)) => Ok(Reply::Connections(rows)),
+        Ok(ShimReply::Paths(_)) => {
+            Err(refused(RefusalKind::Internal, "the process's shim sent an unexpected reply"))
+        }
         Ok(ShimReply::Migrated(report)) => {
             tracing::info!(pid = %report.pid, migration = %report.migration, from = %report.from,
                 to = %report.to, freeze_ms = report.freeze_ms, total_ms = report.total_ms, "migrated");

@@ -256,8 +256,22 @@ fn large_transfers_survive_moves_and_signals() -> Result<()> {
 fn connection_is_served_through_a_tunnel() -> Result<()> {
     for (options, size) in [(&[][..], 1000), (&["timer"], 300_000)] {
         let cluster = Cluster::with_link("served-tunnel", 3, "p2p")?;
-        server_moves_in(Scene::in_cluster(cluster, SERVER, options)?, options, size)?;
+        let scene = Scene::in_cluster(cluster, SERVER, options)?;
+        // Between the nodes themselves each cable is a segment.
+        paths_are(&scene, "node 1: direct, node 3: direct")?;
+        server_moves_in(scene, options, size)?;
     }
+    Ok(())
+}
+
+/// The paths that `tern doctor` finds out on node 2.
+fn paths_are(scene: &Scene, expected: &str) -> Result<()> {
+    // A finding that is missing makes it fail.
+    let json = scene.cluster.run(2, &["sh", "-c", "tern doctor --json || true"])?;
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&json)?;
+    let paths = findings.iter().find(|finding| finding["name"] == "paths of moved connections");
+    let found = paths.context("no finding")?["found"].as_str().unwrap_or_default();
+    ensure!(found == expected, "{found}\n{}", scene.diagnostics());
     Ok(())
 }
 

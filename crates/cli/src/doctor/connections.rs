@@ -1,10 +1,17 @@
-//! Whether TCP connections can move to and from this node.
+//! Whether TCP connections can move to and from this node, and the paths of their packets.
 
 use super::Finding;
+use std::path::Path;
+use std::time::Duration;
 use tern_control::shim::net_socket;
+use tern_control::{NetworkPath, PathRow, ShimReply, ShimRequest, control_socket, stream};
 use tern_node::config::{Config, config_dir};
 
 const NAME: &str = "moving connections";
+const PATHS: &str = "paths of moved connections";
+
+/// Limit for the examination of all paths.
+const PATHS_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn probe() -> Vec<Finding> {
     if !rustix::process::geteuid().is_root() {
@@ -12,9 +19,48 @@ pub(super) fn probe() -> Vec<Finding> {
     }
     let config = config_dir().and_then(|dir| Config::load(&dir)).ok();
     let is_on = config.as_ref().is_some_and(|config| config.file.connections == Some(true));
-    let runs = config.is_some_and(|config| net_socket(&config.run_dir).exists());
+    let socket = config.map(|config| net_socket(&config.run_dir)).filter(|socket| socket.exists());
     // TCP_REPAIR needs CAP_NET_ADMIN, which is one of the findings, and no option of the kernel.
-    vec![finding(is_on, runs, &tern_redirect::probe())]
+    let mut findings = vec![finding(is_on, socket.is_some(), &tern_redirect::probe())];
+    if is_on && let Some(socket) = socket {
+        findings.push(match paths(&socket) {
+            Ok(rows) => path_finding(&rows),
+            Err(error) => Finding::limited(PATHS, error.to_string(), "try again; net.log has the reason"),
+        });
+    }
+    findings
+}
+
+/// Has tern-net examine the paths to all other nodes.
+fn paths(socket: &Path) -> std::io::Result<Vec<PathRow>> {
+    let mut socket = control_socket::connect(socket)?;
+    socket.set_read_timeout(Some(PATHS_TIMEOUT))?;
+    socket.set_write_timeout(Some(PATHS_TIMEOUT))?;
+    stream::write(&mut socket, &ShimRequest::Paths)?;
+    match stream::read(&mut socket)? {
+        ShimReply::Paths(rows) => Ok(rows),
+        ShimReply::Refused(refusal) => Err(std::io::Error::other(refusal.message)),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn path_finding(rows: &[PathRow]) -> Finding {
+    let text = |row: &PathRow| match &row.path {
+        NetworkPath::Direct => format!("node {}: direct", row.home),
+        NetworkPath::Tunnel => format!("node {}: tunnel", row.home),
+        NetworkPath::Unknown(why) => format!("node {}: unknown ({why})", row.home),
+    };
+    let found = if rows.is_empty() {
+        "there is no other node".to_owned()
+    } else {
+        rows.iter().map(text).collect::<Vec<_>>().join(", ")
+    };
+    if rows.iter().all(|row| row.path == NetworkPath::Direct) {
+        return Finding::ok(PATHS, found);
+    }
+    let follows = "packets of connections from nodes with a tunnel go through these nodes, at a third to half of \
+                   the speed; connections of nodes with an unknown path stay there until it is known";
+    Finding::limited(PATHS, found, follows)
 }
 
 /// `runs`: tern-net runs on this node.
@@ -44,6 +90,16 @@ fn finding(is_on: bool, runs: bool, parts: &[tern_redirect::Finding]) -> Finding
 mod tests {
     use super::*;
     use crate::doctor::FindingState;
+
+    #[test]
+    fn tunnel_limits_a_node() {
+        let row = |home, path| PathRow { home: tern_ids::NodeId(home), path };
+        assert_eq!(path_finding(&[]).state, FindingState::Ok);
+        assert_eq!(path_finding(&[row(1, NetworkPath::Direct)]).state, FindingState::Ok);
+        let mixed = path_finding(&[row(1, NetworkPath::Direct), row(3, NetworkPath::Tunnel)]);
+        assert_eq!(mixed.state, FindingState::Limited);
+        assert_eq!(mixed.found, "node 1: direct, node 3: tunnel");
+    }
 
     #[test]
     fn missing_part_limits_a_node_that_moves_connections() {

@@ -59,8 +59,21 @@ impl<H: Homes + 'static> Paths<H> {
     /// # Errors
     /// If this is not known yet. It is being examined then.
     pub(crate) fn is_direct(self: &Arc<Self>, home: NodeId, address: IpAddr) -> Result<bool> {
+        self.is_direct_within(home, address, RESULT_TIMEOUT)
+    }
+
+    /// As [`is_direct`](Self::is_direct), and waits for the result up to `limit`.
+    ///
+    /// # Errors
+    /// As `is_direct`.
+    pub(crate) fn is_direct_within(
+        self: &Arc<Self>,
+        home: NodeId,
+        address: IpAddr,
+        limit: Duration,
+    ) -> Result<bool> {
         let paths = self.clone();
-        self.direct.get(home, EXAMINED_FOR, move || {
+        self.direct.get(home, (EXAMINED_FOR, limit), move || {
             let direct = paths.examine(home, address)?;
             tracing::info!(%home, direct, "the path to a home was examined");
             Ok(direct)
@@ -73,7 +86,7 @@ impl<H: Homes + 'static> Paths<H> {
     /// If there is none. This node is connecting it then.
     pub(crate) fn tunnel(self: &Arc<Self>, home: NodeId) -> Result<Arc<TunnelInterface>> {
         let paths = self.clone();
-        self.tunnels.get(home, Duration::MAX, move || paths.connect(home))
+        self.tunnels.get(home, (Duration::MAX, RESULT_TIMEOUT), move || paths.connect(home))
     }
 
     fn examine(&self, home: NodeId, address: IpAddr) -> Result<bool> {
@@ -173,11 +186,11 @@ impl<T: Clone + Send + 'static> Results<T> {
     /// The result for a home, which is valid for a time. If there is none, a thread finds it out.
     ///
     /// # Errors
-    /// If that takes longer than [`RESULT_TIMEOUT`], or has failed.
+    /// If that takes longer than `limit`, or has failed.
     fn get(
         self: &Arc<Self>,
         home: NodeId,
-        valid_for: Duration,
+        (valid_for, limit): (Duration, Duration),
         find: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut all = self.all();
@@ -201,7 +214,7 @@ impl<T: Clone + Send + 'static> Results<T> {
             all.insert(home, Outcome::Pending);
         }
         let is_pending = |all: &mut HashMap<_, _>| matches!(all.get(&home), Some(Outcome::Pending));
-        let waited = self.changed.wait_timeout_while(all, RESULT_TIMEOUT, is_pending);
+        let waited = self.changed.wait_timeout_while(all, limit, is_pending);
         let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match all.get(&home) {
             Some(Outcome::Found(value, _)) => Ok(value.clone()),
