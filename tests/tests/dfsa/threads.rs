@@ -115,6 +115,31 @@ assert second.recv(5, socket.MSG_WAITALL) == b'hello'
 print('done', flush=True)
 ";
 
+/// A thread waits for a pipe, at home since it waits for a regular file as well. The other one echoes to a
+/// client, and then writes to the pipe.
+const POLLING: &str = "
+import os, select, socket, tempfile, threading
+reader, writer = os.pipe()
+def wait():
+    poll, file = select.poll(), open('/etc/passwd')
+    poll.register(reader, select.POLLIN)
+    poll.register(file, select.POLLPRI)
+    assert poll.poll() == [(reader, select.POLLIN)]
+    print('waited', flush=True)
+waiting = threading.Thread(target=wait)
+waiting.start()
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('', 7777))
+listener.listen(8)
+print('listens', flush=True)
+client, _ = listener.accept()
+while data := client.recv(1 << 16):
+    client.sendall(data)
+os.write(writer, b'x')
+waiting.join()
+";
+
 fn away(name: &str, program: &str) -> Result<Scene> {
     let scene = Scene::with_server(name, program, &[])?;
     scene.migrate("2")?;
@@ -194,5 +219,16 @@ fn thread_waits_for_a_connection_that_another_thread_brings_here() -> Result<()>
     await_connections(&scene, 1)?;
     scene.cluster.run(3, &["touch", "/tmp/quiet"])?;
     scene.server.await_output("hello").with_context(|| scene.diagnostics())?;
+    end(&mut scene, &mut client)
+}
+
+/// A thread that waits at home for other descriptors keeps no connection there.
+#[test]
+fn connection_moves_while_a_thread_polls_at_home() -> Result<()> {
+    let mut scene = away("threads-polling", POLLING)?;
+    let mut client = scene.client(100)?;
+    await_connections(&scene, 1)?;
+    scene.cluster.run(3, &["touch", "/tmp/stop"])?;
+    scene.server.await_output("waited").with_context(|| scene.diagnostics())?;
     end(&mut scene, &mut client)
 }

@@ -26,6 +26,7 @@ mod waiting;
 use crate::fastpath::NativeDescriptors;
 use crate::process::space::MAPPED_FILE;
 use epoll_sets::EpollSets;
+use plan::names_descriptors;
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -40,6 +41,7 @@ use tern_control::shim::{ShimRequest, net_socket};
 use tern_ids::{ConnectionToken, HomePid, NodeId};
 use tern_migrate::message::{FileNotice, Message};
 use tern_readiness::ReadinessFile;
+use tern_syscall::Call;
 use tern_tracee::listener::Notification;
 pub(crate) use waiting::NativeWait;
 use waiting::WatchedDescriptors;
@@ -90,8 +92,8 @@ pub(crate) struct Connections {
 pub(crate) struct OtherCalls {
     /// Whether there are other threads.
     exist: bool,
-    /// Home makes these.
-    at_home: Vec<RunningCall>,
+    /// Home makes these. A call that names descriptors in memory comes as it was sent.
+    at_home: Vec<(RunningCall, Option<Call>)>,
     /// The program may be inside these, which were let through.
     native: Vec<RunningCall>,
     /// One may be in a call that the fast path's code makes.
@@ -180,15 +182,17 @@ impl LocalSocket {
 
 impl OtherCalls {
     /// Adds a thread, with its call at home and the one that was let through, and whether it may be in
-    /// one that the fast path's code makes.
+    /// one that the fast path's code makes. The call at home comes with the form in which it was
+    /// sent, if it was.
     pub(crate) fn add(
         &mut self,
-        at_home: Option<RunningCall>,
+        at_home: Option<(RunningCall, Option<&Call>)>,
         native: Option<RunningCall>,
         may_be_inside: bool,
     ) {
         (self.exist, self.may_be_inside) = (true, self.may_be_inside || may_be_inside);
-        self.at_home.extend(at_home);
+        let named = |nr, sent: Option<&Call>| sent.filter(|_| names_descriptors(nr)).cloned();
+        self.at_home.extend(at_home.map(|(call, sent)| (call, named(call.0, sent))));
         self.native.extend(native);
     }
 }

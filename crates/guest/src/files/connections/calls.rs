@@ -30,7 +30,10 @@ impl Process {
         }
         let mut others = OtherCalls::default();
         for thread in threads.values().filter(|thread| thread.tid != tid && !thread.is_exiting) {
-            let at_home = thread.pending.as_ref().map(|pending| (pending.trap.nr, pending.trap.args));
+            let at_home = thread.pending.as_ref().map(|pending| {
+                let sent = pending.request.as_ref().map(|request| &request.call);
+                ((pending.trap.nr, pending.trap.args), sent)
+            });
             others.add(at_home, thread.native_call, thread.may_be_inside(self));
         }
         self.connections.set_others(others);

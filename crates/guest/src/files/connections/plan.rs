@@ -1,6 +1,7 @@
 //! Decides about calls: this node's kernel or home makes a call, at once or after a preparation.
 
 use super::epoll_sets::{EpollSets, waits_for_set};
+use super::waiting::sent_descriptors;
 use super::{Connections, OtherCalls, RunningCall};
 use crate::files::cache::Conflict;
 use crate::process::space::MAPPED_FILE;
@@ -144,7 +145,7 @@ impl Connections {
         may_let_through: bool,
         is_open_here: impl Fn(i32) -> bool,
     ) -> Plan {
-        let changes_it = |call: &RunningCall| {
+        let changes_it = |(call, _): &(RunningCall, _)| {
             i64::from(call.0) == libc::SYS_epoll_ctl && call.1[0] as i32 == trap.args[0] as i32
         };
         if self.is_busy() || self.awaits_native_calls || self.others.at_home.iter().any(changes_it) {
@@ -220,11 +221,15 @@ impl OtherCalls {
     /// Whether a call at home may use this descriptor, which home has offered. Home has described all
     /// sets that contain it.
     fn may_use(&self, fd: i32, sets: &EpollSets) -> bool {
-        self.at_home.iter().any(|(nr, args)| {
-            args[..3].iter().any(|arg| *arg as i32 == fd)
-                || names_descriptors(*nr)
-                || waits_for_set(*nr) && sets.has_member(args[0] as i32, fd)
-                || Conflict::of(*nr, args) == Conflict::All
+        let waits_for_it = |named: i32| named == fd || sets.has_member(named, fd);
+        self.at_home.iter().any(|((nr, args), sent)| match sent.as_ref().and_then(sent_descriptors) {
+            Some(waited) => waited.iter().any(|named| waits_for_it(*named)),
+            None => {
+                args[..3].iter().any(|arg| *arg as i32 == fd)
+                    || names_descriptors(*nr)
+                    || waits_for_set(*nr) && sets.has_member(args[0] as i32, fd)
+                    || Conflict::of(*nr, args) == Conflict::All
+            }
         })
     }
 }
@@ -316,7 +321,7 @@ fn copies_descriptor(nr: u32, args: &[u64; 6]) -> bool {
 }
 
 /// Whether a call names descriptors in memory.
-fn names_descriptors(nr: u32) -> bool {
+pub(super) fn names_descriptors(nr: u32) -> bool {
     matches!(
         i64::from(nr),
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_io_submit
@@ -342,6 +347,7 @@ mod tests {
     use std::sync::Arc;
     use tern_ids::ConnectionToken;
     use tern_migrate::message::EpollMember;
+    use tern_syscall::{Arg, Call};
 
     /// Descriptor 5 is here, and 6 is offered.
     fn connections() -> Connections {
@@ -487,9 +493,19 @@ mod tests {
         let others = |at_home: &[(i64, u64)], native: &[(i64, u64)]| {
             let call = |(nr, fd): &(i64, u64)| (*nr as u32, [*fd, 0, 0, 0, 0, 0]);
             let mut others = OtherCalls::default();
-            others.add(at_home.first().map(call), native.first().map(call), false);
+            others.add(at_home.first().map(|made| (call(made), None)), native.first().map(call), false);
             others
         };
+        let polls = |fd: u8| {
+            let mut args = [const { Arg::Value(0) }; 6];
+            args[0] = Arg::Bytes(vec![fd, 0, 0, 0, 1, 0, 0, 0].into());
+            let (nr, mut others) = (libc::SYS_poll as u32, OtherCalls::default());
+            others.add(Some(((nr, [0x1000, 6, 0, 0, 0, 0]), Some(&Call { nr, args }))), None, false);
+            others
+        };
+        for (fd, expected) in [(3, Plan::Take(6)), (6, Plan::Other)] {
+            assert_eq!(transfer(polls(fd)), expected, "poll on {fd}");
+        }
         assert_eq!(transfer(others(&[(libc::SYS_accept, 3)], &[])), Plan::Take(6));
         for call in [(libc::SYS_read, 6), (libc::SYS_poll, 3), (libc::SYS_fork, 3)] {
             assert_eq!(transfer(others(&[call], &[])), Plan::Other, "{call:?}");
@@ -498,6 +514,8 @@ mod tests {
         let offered_in_set = [EpollMember { fd: 6, events: 1, data: 6 }];
         all.sets.receive(8, &offered_in_set);
         for (set, expected) in [(3, Plan::Take(6)), (8, Plan::Other)] {
+            all.set_others(polls(set as u8));
+            assert_eq!(plan(&all, libc::SYS_read, [6, 0, 0]), expected, "poll on set {set}");
             all.set_others(others(&[(libc::SYS_epoll_wait, set)], &[]));
             assert_eq!(plan(&all, libc::SYS_read, [6, 0, 0]), expected, "a wait for set {set}");
         }

@@ -9,6 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 use tern_migrate::message::Message;
 use tern_readiness::ReadinessFile;
+use tern_syscall::{Arg, Call};
 use tern_tracee::Memory;
 use tern_tracee::listener::Notification;
 
@@ -91,9 +92,37 @@ fn polled(memory: &Memory, at: u64, count: u64) -> Option<BTreeSet<i32>> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_DESCRIPTORS)?;
     let mut entries = vec![0; count * size_of::<libc::pollfd>()];
     read(memory, at, &mut entries)?;
-    let entries = entries.as_chunks::<{ size_of::<libc::pollfd>() }>().0;
+    Some(in_entries(&entries).collect())
+}
+
+/// The descriptors in the bytes of an array of struct pollfd.
+fn in_entries(bytes: &[u8]) -> impl Iterator<Item = i32> {
+    let entries = bytes.as_chunks::<{ size_of::<libc::pollfd>() }>().0;
     let fd = |entry: &[u8; 8]| entry.first_chunk().map(|fd| i32::from_ne_bytes(*fd));
-    Some(entries.iter().filter_map(fd).filter(|fd| *fd >= 0).collect())
+    entries.iter().filter_map(fd).filter(|fd| *fd >= 0)
+}
+
+/// The descriptors in a bit set.
+fn in_bits(bytes: &[u8]) -> impl Iterator<Item = i32> {
+    let is_set = |fd: &usize| bytes[fd / 8] >> (fd % 8) & 1 == 1;
+    (0..bytes.len() * 8).filter(is_set).map(|fd| fd as i32)
+}
+
+/// The descriptors that a call waits for which was sent home; none if it is another call.
+pub(super) fn sent_descriptors(call: &Call) -> Option<BTreeSet<i32>> {
+    let bytes = |arg: &Arg| match arg {
+        Arg::Bytes(bytes) => bytes.to_vec(),
+        _ => Vec::new(),
+    };
+    match (i64::from(call.nr), &call.args[..]) {
+        (libc::SYS_poll | libc::SYS_ppoll, [entries, ..]) => Some(in_entries(&bytes(entries)).collect()),
+        // The kernel ignores bits beyond the number; here they count.
+        (libc::SYS_select | libc::SYS_pselect6, [_, read, write, except, ..]) => {
+            let sets = [read, write, except].map(bytes);
+            Some(sets.iter().flat_map(|set| in_bits(set)).collect())
+        }
+        _ => None,
+    }
 }
 
 /// The descriptors of three bit sets, each of which may be missing.
@@ -103,7 +132,7 @@ fn selected(memory: &Memory, count: i32, sets: [u64; 3]) -> Option<BTreeSet<i32>
     for at in sets.into_iter().filter(|at| *at != 0) {
         let mut bits = vec![0; count.div_ceil(64) * 8];
         read(memory, at, &mut bits)?;
-        fds.extend((0..count).filter(|fd| bits[fd / 8] >> (fd % 8) & 1 == 1).map(|fd| fd as i32));
+        fds.extend(in_bits(&bits).filter(|fd| (*fd as usize) < count));
     }
     Some(fds)
 }
@@ -335,6 +364,24 @@ mod tests {
         assert_eq!(of(libc::SYS_pselect6, [10, at, 0, 0, 0, none.as_ptr() as u64]), known([3]));
         assert_eq!(of(libc::SYS_pselect6, [10, at, 0, 0, 0, mask.as_ptr() as u64]), Some(WaitSet::Unknown));
         assert_eq!(of(libc::SYS_read, [3, at, 8, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn descriptors_are_found_in_a_call_that_was_sent_home() {
+        let sent = |nr: i64, args: &[Arg]| {
+            let mut all = [const { Arg::Value(0) }; 6];
+            all[..args.len()].clone_from_slice(args);
+            sent_descriptors(&Call { nr: nr as u32, args: all })
+        };
+        let bytes = |bytes: &[u8]| Arg::Bytes(bytes.to_vec().into());
+        let entries = bytes(&[5, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 1, 0, 0, 0]);
+        assert_eq!(sent(libc::SYS_poll, &[entries.clone(), Arg::Value(2)]), Some([5].into()));
+        assert_eq!(sent(libc::SYS_ppoll, &[entries, Arg::Value(2)]), Some([5].into()));
+        let sets = [Arg::Value(20), bytes(&[1 << 3, 0]), Arg::Value(0), bytes(&[0, 1 << 4])];
+        assert_eq!(sent(libc::SYS_select, &sets), Some([3, 12].into()));
+        assert_eq!(sent(libc::SYS_pselect6, &sets), Some([3, 12].into()));
+        assert_eq!(sent(libc::SYS_poll, &[Arg::BadPointer]), Some([].into()), "it fails");
+        assert_eq!(sent(libc::SYS_io_submit, &[]), None);
     }
 
     #[test]
