@@ -126,6 +126,9 @@ pub struct PathRow {
     pub home: NodeId,
     /// The path.
     pub path: NetworkPath,
+    /// Number of its connections that are on this node and use a tunnel. With a direct path these are
+    /// the ones whose clients the node reaches on another way than home.
+    pub in_tunnel: usize,
 }
 
 /// The path of the packets of moved connections between two nodes.

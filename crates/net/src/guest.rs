@@ -34,8 +34,9 @@ const END_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a closed connection may take to end: the kernel's limit for closing, and TIME-WAIT.
 const END_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long home's packets that are in a tunnel are waited for before a connection returns.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long packets that are in a tunnel are waited for, twice, before a connection returns. Home waits
+/// for the return for 5 s.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum number of connections of guests.
 const MAX_CONNECTIONS: usize = 4096;
@@ -109,6 +110,10 @@ impl<H: Homes + 'static> Guests<H> {
         let commit = Step::Commit { tunnel: matches!(taken.path, Path::Tunnel(_)) };
         if let Err(undone) = self.decide(home, &NetRequest::Step(token, number, commit)) {
             self.drop_silently(home, &taken, socket);
+            if matches!(undone, Undone::Refused(_)) {
+                // The program is to use it at home at once.
+                let _continues_later = self.homes.call(home, &NetRequest::Cancel(token));
+            }
             return Err(undone.into());
         }
         self.taken().insert((home, token), taken.clone());
@@ -203,7 +208,7 @@ impl<H: Homes + 'static> Guests<H> {
         let step = |step| NetRequest::Step(token, taken.number, step);
         self.decide(home, &step(Step::Recall))?;
         // The packets that the client has sent before arrive here, and are captured.
-        taken.path.flush(FLUSH_TIMEOUT);
+        let flushed = taken.path.flush(FLUSH_TIMEOUT);
         let captured = self
             .packets
             .stop(connection)
@@ -225,7 +230,7 @@ impl<H: Homes + 'static> Guests<H> {
             }
         };
         // The last answers arrive at home, which lets none through any more after the return.
-        taken.path.flush(FLUSH_TIMEOUT);
+        let _flushed = flushed && taken.path.flush(FLUSH_TIMEOUT);
         let captured = Box::new(captured);
         if let Err(undone) = self.decide(home, &step(Step::Return(captured.clone()))) {
             if matches!(undone, Undone::Unknown(_)) {
@@ -274,12 +279,25 @@ impl<H: Homes + 'static> Guests<H> {
         let _forgotten_later = self.homes.call(home, &NetRequest::Step(token, number, Step::Gone));
     }
 
-    /// Whether the path to a home is direct, for a list. Waits up to `limit` until it is examined.
+    /// Has a thread examine the path to a home, if that was long ago.
+    pub fn begin_examination(&self, home: NodeId, address: IpAddr) {
+        self.paths.begin_examination(home, address);
+    }
+
+    /// Whether the path to a home is direct. Waits up to `limit` for an examination that has begun.
     ///
     /// # Errors
     /// If it could not be examined.
-    pub fn examine(&self, home: NodeId, address: IpAddr, limit: Duration) -> Result<bool> {
-        self.paths.is_direct_within(home, address, limit)
+    pub fn is_direct(&self, home: NodeId, address: IpAddr, limit: Duration) -> Result<bool> {
+        self.paths.last_examination(home, address, limit)
+    }
+
+    /// Number of connections from this home that use a tunnel.
+    #[must_use]
+    pub fn count_in_tunnel(&self, home: NodeId) -> usize {
+        let taken = self.taken();
+        let uses = |taken: &Taken| matches!(taken.path, Path::Tunnel(_));
+        taken.iter().filter(|((node, _), taken)| *node == home && uses(taken)).count()
     }
 
     /// Number of connections that are here.

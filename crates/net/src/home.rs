@@ -22,7 +22,7 @@ use crate::link;
 use crate::message::{NetReply, NetRequest, Step};
 use crate::packets::{Packets, ends};
 use crate::path::Path;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use rustix::net::{getpeername, getsockname};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -128,9 +128,9 @@ impl Home {
     /// If it breaks, or there can be no tunnel.
     pub fn serve_tunnel(&self, node: NodeId, link: &mut Link) -> Result<()> {
         match self.tunnels.begin(node) {
-            Ok(number) => {
+            Ok(new) => {
                 link::send(link, &NetReply::Done, REPLY_TIMEOUT)?;
-                self.tunnels.carry(node, number, link)
+                new.carry(link)
             }
             Err(error) => {
                 link::send(link, &NetReply::Refused(format!("{error:#}")), REPLY_TIMEOUT)?;
@@ -156,7 +156,7 @@ impl Home {
                 self.act(from, token, Some(number), |offer| match step {
                     Step::Commit { tunnel: false } => self.commit(offer, Path::Direct(address)),
                     Step::Commit { tunnel: true } => {
-                        let tunnel = self.tunnels.get(from).context("the node has no tunnel to home")?;
+                        let tunnel = self.tunnels.get(from)?;
                         self.commit(offer, Path::Tunnel(tunnel))
                     }
                     Step::Recall => self.recall(offer),

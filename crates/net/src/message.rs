@@ -11,7 +11,7 @@
 //!  return:  Recall ──▶ Done               home holds the client's packets
 //!           Return(connection) ──▶ Done   home's socket has the connection again
 //! ```
-//! Each step may be repeated after a cut link, and takes effect once.
+//! Each step of a move may be repeated after a cut link, and takes effect once.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;

@@ -90,7 +90,9 @@ impl Packets {
         let mut changes = vec![Change::Forward(connection, way)];
         if let Path::Tunnel(tunnel) = path {
             let way = rules.way_to(connection.client().ip())?;
-            changes.push(Change::Answer { from: tunnel.tunnel()?.interface().index, connection, way });
+            let tunnel = tunnel.tunnel()?;
+            tunnel.permit_packets(rules.attach(way.interface)?.mtu);
+            changes.push(Change::Answer { from: tunnel.interface().index, connection, way });
         }
         rules.release(hold, &changes)
     }
@@ -122,9 +124,14 @@ impl Packets {
     ) -> Result<NetworkNamespace> {
         let mut rules = self.rules();
         let mut mtu = route.mtu;
-        if let Path::Direct(home) = path {
-            let way = rules.way_to(*home)?;
-            mtu = mtu.min(rules.attach(way.interface)?.mtu);
+        match path {
+            Path::Direct(home) => {
+                let way = rules.way_to(*home)?;
+                mtu = mtu.min(rules.attach(way.interface)?.mtu);
+            }
+            // Into the namespace any length may go. A client on a longer MTU than home's is no reason
+            // to drop its packets.
+            Path::Tunnel(tunnel) => tunnel.tunnel()?.permit_packets(u16::MAX.into()),
         }
         let place = rules.namespace(home, connection, mtu)?;
         let entered = place.inside().try_clone();
@@ -146,11 +153,12 @@ impl Packets {
     pub fn answer(&self, home: NodeId, path: &Path, connection: Ends) -> Result<()> {
         let mut rules = self.rules();
         let client = connection.client().ip();
-        let way = match (path, RouteLookup::to(client)) {
-            (Path::Tunnel(tunnel), _) => tunnel.tunnel()?.way_to(client),
-            (Path::Direct(_), Ok(RouteLookup::Through(way))) => way,
-            (Path::Direct(_), Ok(RouteLookup::Local)) => rules.injector.way_to_local(client),
-            (Path::Direct(_), Err(error)) => return Err(error.into()),
+        let way = match path {
+            Path::Tunnel(tunnel) => tunnel.tunnel()?.way_to(client),
+            Path::Direct(_) => match RouteLookup::to(client)? {
+                RouteLookup::Through(way) => way,
+                RouteLookup::Local => rules.injector.way_to_local(client),
+            },
         };
         let from = rules.outer(home, connection).context("the connection has no namespace")?;
         Ok(rules.table.apply(&[Change::Answer { from, connection, way }])?)
@@ -223,8 +231,8 @@ impl Packets {
         rules.release(Some(hold), &[Change::Forward(connection, way_in)])
     }
 
-    /// Guest's node: sends what was kept back to home, which has the connection again. A tunnel has
-    /// nothing that is late, since it was flushed before.
+    /// Guest's node: sends what was kept back to home, which has the connection again. A tunnel was
+    /// flushed before; should a packet be late all the same, its client sends it again.
     ///
     /// # Errors
     /// If home cannot be reached, or the kernel refuses.

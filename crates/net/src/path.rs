@@ -5,12 +5,13 @@ use crate::tunnel::Flushes;
 use anyhow::{Context, Result};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tern_redirect::{Ends, PathProbe, ProbeToken, Tunnel};
 
 /// How long the other node's packet is waited for. It arrives within milliseconds if the network carries
 /// it and the machines are not too busy.
-pub(crate) const ARRIVAL_TIMEOUT: Duration = Duration::from_millis(300);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval at which an examination looks for the other node's packet.
 const ARRIVAL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -26,14 +27,16 @@ pub enum Path {
 }
 
 impl Path {
-    /// Guest's node: waits until what is in a tunnel has arrived, in both directions. If that takes
-    /// longer than `limit`, packets may be lost, and TCP sends them again.
-    pub(crate) fn flush(&self, limit: Duration) {
-        if let Self::Tunnel(tunnel) = self
-            && !tunnel.flushes.as_ref().is_some_and(|flushes| flushes.wait(limit))
-        {
+    /// Guest's node: waits until the packets that are in a tunnel have arrived, in both directions.
+    /// Returns false if it is interrupted, or that takes longer than `limit`. Packets may be lost then,
+    /// and TCP sends them again.
+    pub(crate) fn flush(&self, limit: Duration) -> bool {
+        let Self::Tunnel(tunnel) = self else { return true };
+        let flushed = tunnel.flushes.as_ref().is_some_and(|flushes| flushes.wait(limit));
+        if !flushed {
             tracing::info!("a tunnel was not flushed");
         }
+        flushed
     }
 }
 
@@ -44,12 +47,27 @@ pub struct TunnelInterface {
     tunnel: Option<Tunnel>,
     packets: Arc<Packets>,
     flushes: Option<Flushes>,
+    /// Whether a link carries its frames.
+    connected: AtomicBool,
 }
 
 impl TunnelInterface {
     /// `flushes`: on the guest's node.
     pub(crate) fn new(tunnel: Tunnel, packets: Arc<Packets>, flushes: Option<Flushes>) -> Self {
-        Self { tunnel: Some(tunnel), packets, flushes }
+        Self { tunnel: Some(tunnel), packets, flushes, connected: AtomicBool::new(false) }
+    }
+
+    /// Whether a link carries its frames.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    /// Called when a link begins or ends to carry its frames.
+    pub(crate) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Ordering::Release);
+        if let Some(flushes) = &self.flushes {
+            flushes.set_connected(connected);
+        }
     }
 
     pub(crate) fn tunnel(&self) -> Result<&Tunnel> {
@@ -77,17 +95,22 @@ pub(crate) struct Examination {
     probe: PathProbe,
     outgoing: Ends,
     token: ProbeToken,
-    since: Instant,
+    began: Instant,
 }
 
 impl Examination {
     pub(crate) fn new(packets: Arc<Packets>, probe: PathProbe, outgoing: Ends, token: ProbeToken) -> Self {
-        Self { packets, probe, outgoing, token, since: Instant::now() }
+        Self { packets, probe, outgoing, token, began: Instant::now() }
     }
 
     /// Time since it began.
     pub(crate) fn age(&self) -> Duration {
-        self.since.elapsed()
+        self.began.elapsed()
+    }
+
+    /// Whether it is the one with this content.
+    pub(crate) fn has_token(&self, token: ProbeToken) -> bool {
+        self.token == token
     }
 
     /// Sends this node's packet.

@@ -175,20 +175,22 @@ impl Server {
     /// The paths to all other nodes. They are examined at the same time.
     fn paths(&self) -> Result<Vec<PathRow>> {
         let map = Map::read(&self.map)?;
-        let others: Vec<_> = map.nodes().into_iter().filter(|node| *node != self.node).collect();
-        let examine =
-            |home, limit| self.address(home).and_then(|address| self.guests.examine(home, address, limit));
-        for home in &others {
-            let _pending = examine(*home, Duration::ZERO);
+        let others = map.nodes().into_iter().filter(|node| *node != self.node);
+        let others: Vec<_> = others.map(|home| (home, self.address(home))).collect();
+        for (home, address) in &others {
+            if let Ok(address) = address {
+                self.guests.begin_examination(*home, *address);
+            }
         }
         let until = Instant::now() + PATHS_TIMEOUT;
-        let row = |home| {
-            let path = match examine(home, until.saturating_duration_since(Instant::now())) {
+        let row = |(home, address): (NodeId, Result<IpAddr>)| {
+            let limit = until.saturating_duration_since(Instant::now());
+            let path = match address.and_then(|address| self.guests.is_direct(home, address, limit)) {
                 Ok(true) => NetworkPath::Direct,
                 Ok(false) => NetworkPath::Tunnel,
                 Err(error) => NetworkPath::Unknown(format!("{error:#}")),
             };
-            PathRow { home, path }
+            PathRow { home, path, in_tunnel: self.guests.count_in_tunnel(home) }
         };
         Ok(others.into_iter().map(row).collect())
     }

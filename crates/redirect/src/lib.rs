@@ -58,4 +58,4 @@ pub use path_probe::{PathProbe, ProbeToken, probe_frame};
 pub use probe::{Finding, probe};
 pub use route::RouteLookup;
 pub use table::Table;
-pub use tunnel::{MAX_TUNNEL_FRAME_LEN, Tunnel, TunnelEnd};
+pub use tunnel::{MAX_TUNNEL_FRAME_LEN, MAX_TUNNEL_QUEUE, Tunnel, TunnelEnd};

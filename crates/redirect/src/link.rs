@@ -158,11 +158,11 @@ impl Links {
         }
     }
 
-    /// Sets the MTU in bytes, and the link address.
-    pub(crate) fn set_link(&mut self, index: u32, mtu: u32, address: [u8; 6]) -> Result<()> {
+    /// Sets the MTU in bytes, and the number of frames that may wait to be sent.
+    pub(crate) fn set_link(&mut self, index: u32, mtu: u32, queue_len: u32) -> Result<()> {
         let mut message = link_message(libc::RTM_NEWLINK, 0, index, 0, 0);
         message.ne32(libc::IFLA_MTU, mtu);
-        message.attribute(libc::IFLA_ADDRESS, &address);
+        message.ne32(libc::IFLA_TXQLEN, queue_len);
         self.change(message, index)
     }
 

@@ -19,11 +19,14 @@
 use crate::ends::Way;
 use crate::error::{Result, WithRemedy};
 use crate::link::{Links, NetworkInterface, check_name};
+use crate::packet_socket::VNET_HEADER_LEN;
+use crate::sysctl;
 use crate::table::Table;
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The device that creates interfaces.
 const DEVICE: &str = "/dev/net/tun";
@@ -32,13 +35,25 @@ const DEVICE: &str = "/dev/net/tun";
 /// length of an Ethernet header.
 const MTU: u32 = 65521;
 
-/// Link address of all ends: locally administered. An interface without ARP addresses frames to its own
-/// link address, which is thus also that of the other end.
-const LINK_ADDRESS: [u8; 6] = [0x02, 0x7e, 0x72, 0x6e, 0x00, 0x03];
-
 /// `TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6` and `TUN_F_TSO_ECN` of `linux/if_tun.h`: the reader accepts
 /// frames without a checksum, and such that carry several segments.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
+
+/// Frames that wait to be read. More are dropped. A released hold sends as many in a row.
+const QUEUE_LEN: u32 = 4096;
+
+/// The same, for a reader that is to read all that waits now, and no more.
+pub const MAX_TUNNEL_QUEUE: usize = QUEUE_LEN as usize;
+
+/// `VIRTIO_NET_HDR_GSO_NONE`, `_TCPV4` and `_TCPV6` of `linux/virtio_net.h`, and the flag `_ECN` that
+/// may come with the last two.
+const GSO_NONE: u8 = 0;
+const GSO_TCP: [u8; 2] = [1, 4];
+const GSO_ECN: u8 = 0x80;
+
+/// Length of an Ethernet header, and of the shortest headers of IP and TCP.
+const ETHERNET_LEN: usize = 14;
+const MIN_HEADERS_LEN: usize = 40;
 
 /// Length in bytes of the longest frame with its `struct virtio_net_hdr`.
 pub const MAX_TUNNEL_FRAME_LEN: usize = (64 << 10) + 256;
@@ -57,6 +72,8 @@ pub enum TunnelEnd {
 pub struct Tunnel {
     tap: OwnedFd,
     interface: NetworkInterface,
+    /// Longest packet, in bytes, that may enter this machine.
+    max_packet_len: AtomicU32,
 }
 
 impl Tunnel {
@@ -74,7 +91,8 @@ impl Tunnel {
             // The first error says more than one of the cleanup.
             let _ = table.detach(name);
         }
-        configured.map(|()| Self { tap, interface })
+        let max_packet_len = AtomicU32::new(0);
+        configured.map(|()| Self { tap, interface, max_packet_len })
     }
 
     /// The interface.
@@ -98,11 +116,23 @@ impl Tunnel {
         Ok(rustix::io::retry_on_intr(|| rustix::io::read(&self.tap, &mut *buffer))?)
     }
 
+    /// Permits packets of this length in bytes, and shorter ones, to enter this machine: the MTU on the
+    /// rest of their way, which the kernel does not check for forwarded packets.
+    pub fn permit_packets(&self, mtu: u32) {
+        self.max_packet_len.fetch_max(mtu, Ordering::Relaxed);
+    }
+
     /// Lets a frame enter this machine that was read at the other end.
     ///
     /// # Errors
-    /// If the kernel drops it: for lack of memory, or since it is malformed.
+    /// [`io::ErrorKind::InvalidData`] if its packets are longer than [`Self::permit_packets`] permits, or
+    /// if it is no frame of TCP segments; else if the kernel drops it: for lack of memory, or since it is
+    /// malformed.
     pub fn write(&self, frame: &[u8]) -> io::Result<()> {
+        let max_packet_len = self.max_packet_len.load(Ordering::Relaxed) as usize;
+        if !is_permitted(frame, max_packet_len) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         rustix::io::retry_on_intr(|| rustix::io::write(&self.tap, frame))?;
         Ok(())
     }
@@ -124,6 +154,23 @@ impl AsFd for Tunnel {
     }
 }
 
+/// Whether each packet of a frame, which comes from another machine, is short enough.
+fn is_permitted(frame: &[u8], max_packet_len: usize) -> bool {
+    // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
+    let [_, kind, _, _, low, high, ..] = *frame else { return false };
+    let Some(packet_len) = frame.len().checked_sub(VNET_HEADER_LEN + ETHERNET_LEN) else { return false };
+    if frame.len() > MAX_TUNNEL_FRAME_LEN {
+        return false;
+    }
+    match kind {
+        GSO_NONE => packet_len <= max_packet_len,
+        kind if GSO_TCP.contains(&(kind & !GSO_ECN)) => {
+            usize::from(u16::from_ne_bytes([low, high])) + MIN_HEADERS_LEN <= max_packet_len
+        }
+        _ => false,
+    }
+}
+
 /// The chain comes first: no frame enters before it is there.
 fn configure(
     links: &mut Links,
@@ -132,8 +179,14 @@ fn configure(
     end: TunnelEnd,
 ) -> Result<()> {
     table.attach_tunnel(&interface.name, end)?;
+    // Frames that pass the chain never reach this machine's IP stack. Should another program remove the
+    // table, these settings stop them.
+    let name = &interface.name;
+    sysctl::write(&format!("ipv4/conf/{name}/rp_filter"), 1)?;
+    sysctl::write(&format!("ipv4/conf/{name}/forwarding"), 0)?;
+    sysctl::write_ipv6(&format!("ipv6/conf/{name}/disable_ipv6"), 1)?;
     links.set_silent(interface.index)?;
-    links.set_link(interface.index, MTU, LINK_ADDRESS)?;
+    links.set_link(interface.index, MTU, QUEUE_LEN)?;
     links.set_up(interface.index)
 }
 
@@ -170,4 +223,33 @@ fn create_tap(name: &str) -> Result<OwnedFd> {
 
 fn check(returned: libc::c_int) -> io::Result<()> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_with_packets_that_are_too_long_are_refused() {
+        let frame = |kind: u8, segment: u16, len: usize| {
+            let mut frame = vec![0; VNET_HEADER_LEN + ETHERNET_LEN + len];
+            frame[1] = kind;
+            frame[4..6].copy_from_slice(&segment.to_ne_bytes());
+            frame
+        };
+        for (kind, segment, len, expected) in [
+            (0, 0, 1500, true),
+            (0, 0, 1501, false),
+            (1, 1460, 60_000, true),
+            (0x81, 1448, 60_000, true),
+            (4, 1440, 60_000, true),
+            (1, 1461, 60_000, false),
+            (1, 1460, 70_000, false),
+            (3, 1000, 5000, false),
+            (5, 1000, 5000, false),
+        ] {
+            assert_eq!(is_permitted(&frame(kind, segment, len), 1500), expected, "{kind} {segment} {len}");
+        }
+        assert!(!is_permitted(&[0; 20], 1500) && !is_permitted(&[], 1500));
+    }
 }

@@ -46,6 +46,9 @@ fn paths(socket: &Path) -> std::io::Result<Vec<PathRow>> {
 
 fn path_finding(rows: &[PathRow]) -> Finding {
     let text = |row: &PathRow| match &row.path {
+        NetworkPath::Direct if row.in_tunnel > 0 => {
+            format!("node {}: direct, but a tunnel for {} of its connections", row.home, row.in_tunnel)
+        }
         NetworkPath::Direct => format!("node {}: direct", row.home),
         NetworkPath::Tunnel => format!("node {}: tunnel", row.home),
         NetworkPath::Unknown(why) => format!("node {}: unknown ({why})", row.home),
@@ -55,11 +58,11 @@ fn path_finding(rows: &[PathRow]) -> Finding {
     } else {
         rows.iter().map(text).collect::<Vec<_>>().join(", ")
     };
-    if rows.iter().all(|row| row.path == NetworkPath::Direct) {
+    if rows.iter().all(|row| row.path == NetworkPath::Direct && row.in_tunnel == 0) {
         return Finding::ok(PATHS, found);
     }
-    let follows = "packets of connections from nodes with a tunnel go through these nodes, at a third to half of \
-                   the speed; connections of nodes with an unknown path stay there until it is known";
+    let follows = "packets in a tunnel go through their home, at a third to half of the speed; connections of \
+                   nodes with an unknown path stay there until it is known";
     Finding::limited(PATHS, found, follows)
 }
 
@@ -93,12 +96,14 @@ mod tests {
 
     #[test]
     fn tunnel_limits_a_node() {
-        let row = |home, path| PathRow { home: tern_ids::NodeId(home), path };
+        let row = |home, path| PathRow { home: tern_ids::NodeId(home), path, in_tunnel: 0 };
         assert_eq!(path_finding(&[]).state, FindingState::Ok);
         assert_eq!(path_finding(&[row(1, NetworkPath::Direct)]).state, FindingState::Ok);
         let mixed = path_finding(&[row(1, NetworkPath::Direct), row(3, NetworkPath::Tunnel)]);
         assert_eq!(mixed.state, FindingState::Limited);
         assert_eq!(mixed.found, "node 1: direct, node 3: tunnel");
+        let elsewhere = PathRow { in_tunnel: 2, ..row(1, NetworkPath::Direct) };
+        assert_eq!(path_finding(&[elsewhere]).state, FindingState::Limited);
     }
 
     #[test]

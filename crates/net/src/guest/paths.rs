@@ -7,11 +7,12 @@ use crate::link::Homes;
 use crate::message::{NetReply, NetRequest};
 use crate::packets::Packets;
 use crate::path::TunnelInterface;
-use crate::tunnel::{Flushes, carry};
-use anyhow::{Result, bail};
+use crate::tunnel::{CarryError, Flushes, carry};
+use anyhow::{Result, bail, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,8 +44,9 @@ const MAX_RECONNECT_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) struct Paths<H> {
     homes: Arc<H>,
     packets: Arc<Packets>,
-    direct: Arc<Results<bool>>,
-    tunnels: Arc<Results<Arc<TunnelInterface>>>,
+    /// By the address as well, which a node may change.
+    direct: Arc<Lookups<(NodeId, IpAddr), bool>>,
+    tunnels: Arc<Lookups<NodeId, Arc<TunnelInterface>>>,
 }
 
 impl<H: Homes + 'static> Paths<H> {
@@ -59,34 +61,38 @@ impl<H: Homes + 'static> Paths<H> {
     /// # Errors
     /// If this is not known yet. It is being examined then.
     pub(crate) fn is_direct(self: &Arc<Self>, home: NodeId, address: IpAddr) -> Result<bool> {
-        self.is_direct_within(home, address, RESULT_TIMEOUT)
+        self.begin_examination(home, address);
+        self.direct.result(&(home, address), RESULT_TIMEOUT)
     }
 
-    /// As [`is_direct`](Self::is_direct), and waits for the result up to `limit`.
-    ///
-    /// # Errors
-    /// As `is_direct`.
-    pub(crate) fn is_direct_within(
-        self: &Arc<Self>,
-        home: NodeId,
-        address: IpAddr,
-        limit: Duration,
-    ) -> Result<bool> {
+    /// Examines the path to a home again if that was long ago. Does not wait.
+    pub(crate) fn begin_examination(self: &Arc<Self>, home: NodeId, address: IpAddr) {
         let paths = self.clone();
-        self.direct.get(home, (EXAMINED_FOR, limit), move || {
+        self.direct.begin((home, address), EXAMINED_FOR, move || {
             let direct = paths.examine(home, address)?;
             tracing::info!(%home, direct, "the path to a home was examined");
             Ok(direct)
-        })
+        });
+    }
+
+    /// The result of the last examination. Waits up to `limit` for one that has begun.
+    ///
+    /// # Errors
+    /// If there is none, or it has failed.
+    pub(crate) fn last_examination(&self, home: NodeId, address: IpAddr, limit: Duration) -> Result<bool> {
+        self.direct.result(&(home, address), limit)
     }
 
     /// The tunnel to a home.
     ///
     /// # Errors
-    /// If there is none. This node is connecting it then.
+    /// If there is none, or it has no link. This node is connecting it then.
     pub(crate) fn tunnel(self: &Arc<Self>, home: NodeId) -> Result<Arc<TunnelInterface>> {
         let paths = self.clone();
-        self.tunnels.get(home, (Duration::MAX, RESULT_TIMEOUT), move || paths.connect(home))
+        self.tunnels.begin(home, Duration::MAX, move || paths.connect(home));
+        let tunnel = self.tunnels.result(&home, RESULT_TIMEOUT)?;
+        ensure!(tunnel.is_connected(), "the tunnel to home is interrupted");
+        Ok(tunnel)
     }
 
     fn examine(&self, home: NodeId, address: IpAddr) -> Result<bool> {
@@ -120,14 +126,17 @@ impl<H: Homes + 'static> Paths<H> {
         let link = self.homes.tunnel(home)?;
         let tunnel = self.packets.create_tunnel(&format!("terng{home}"), TunnelEnd::Guest)?;
         let tunnel = Arc::new(TunnelInterface::new(tunnel, self.packets.clone(), Some(Flushes::new()?)));
+        tunnel.set_connected(true);
         let carried = tunnel.clone();
-        std::thread::Builder::new().name("tunnel".into()).spawn(move || self.keep(home, &carried, link))?;
+        let run = move || self.run_tunnel(home, &carried, link);
+        std::thread::Builder::new().name("tunnel".into()).spawn(run)?;
         tracing::info!(%home, "packets of a home go through a tunnel");
         Ok(tunnel)
     }
 
-    /// Carries the frames of a tunnel until no connection has used it for a while.
-    fn keep(&self, home: NodeId, tunnel: &Arc<TunnelInterface>, mut link: Link) {
+    /// Carries the frames of a tunnel until no connection has used it for a while, or its interface is
+    /// gone.
+    fn run_tunnel(&self, home: NodeId, tunnel: &Arc<TunnelInterface>, mut link: Link) {
         let used_at = Cell::new(Instant::now());
         // This thread and `tunnels` have a reference each.
         let is_unused = |tunnel: &Arc<TunnelInterface>| Arc::strong_count(tunnel) <= 2;
@@ -137,98 +146,117 @@ impl<H: Homes + 'static> Paths<H> {
             }
             used_at.get().elapsed() < UNUSED_TIMEOUT
         };
+        let mut interval = RECONNECT_INTERVAL;
         loop {
-            if let Err(error) = carry(&mut link, tunnel, is_kept) {
-                tracing::info!(%home, "a tunnel was interrupted: {error:#}");
-            }
-            let mut interval = RECONNECT_INTERVAL;
-            link = loop {
-                if !is_kept() && self.tunnels.forget_if(home, is_unused) {
+            let began = Instant::now();
+            match carry(&mut link, tunnel, is_kept) {
+                Ok(()) => {}
+                Err(CarryError::Link(error)) => tracing::info!(%home, "a tunnel was interrupted: {error:#}"),
+                Err(error @ CarryError::Interface(_)) => {
+                    tracing::error!(%home, "the connections of a tunnel are lost: {error}");
+                    self.tunnels.forget_if(&home, |_| true);
                     return;
                 }
+            }
+            // A link that breaks at once is not repeated at once.
+            if began.elapsed() > MAX_RECONNECT_INTERVAL {
+                interval = RECONNECT_INTERVAL;
+            }
+            link = loop {
+                if !is_kept() && self.tunnels.forget_if(&home, is_unused) {
+                    return;
+                }
+                std::thread::sleep(interval);
+                interval = (interval * 2).min(MAX_RECONNECT_INTERVAL);
                 match self.homes.tunnel(home) {
                     Ok(link) => break link,
                     Err(error) => tracing::debug!(%home, "a tunnel cannot be connected: {error:#}"),
                 }
-                std::thread::sleep(interval);
-                interval = (interval * 2).min(MAX_RECONNECT_INTERVAL);
             };
         }
     }
 }
 
-/// Results for each home. Each is found out by a thread of its own.
+/// Values that threads find out, each for a key.
 #[derive(Debug)]
-struct Results<T> {
-    all: Mutex<HashMap<NodeId, Outcome<T>>>,
+struct Lookups<K, T> {
+    all: Mutex<HashMap<K, Lookup<T>>>,
     /// Signalled when a thread has ended.
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum Outcome<T> {
-    Pending,
-    Found(T, Instant),
-    Failed(String, Instant),
+struct Lookup<T> {
+    /// A thread is finding it out.
+    pending: bool,
+    /// The last result, and when it was found out. It is used until there is a new one.
+    last: Option<(Result<T, String>, Instant)>,
 }
 
-impl<T> Default for Results<T> {
+impl<K, T> Default for Lookups<K, T> {
     fn default() -> Self {
         Self { all: Mutex::default(), changed: Condvar::new() }
     }
 }
 
-impl<T: Clone + Send + 'static> Results<T> {
-    fn all(&self) -> MutexGuard<'_, HashMap<NodeId, Outcome<T>>> {
+impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + 'static> Lookups<K, T> {
+    fn all(&self) -> MutexGuard<'_, HashMap<K, Lookup<T>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The result for a home, which is valid for a time. If there is none, a thread finds it out.
-    ///
-    /// # Errors
-    /// If that takes longer than `limit`, or has failed.
-    fn get(
+    /// Has a thread find out a value, unless one does, or has less than `valid_for` ago.
+    fn begin(
         self: &Arc<Self>,
-        home: NodeId,
-        (valid_for, limit): (Duration, Duration),
+        key: K,
+        valid_for: Duration,
         find: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) {
         let mut all = self.all();
-        let is_current = match all.get(&home) {
-            None => false,
-            Some(Outcome::Pending) => true,
-            Some(Outcome::Found(_, since)) => since.elapsed() < valid_for,
-            Some(Outcome::Failed(_, since)) => since.elapsed() < RETRY_INTERVAL,
-        };
-        if !is_current {
-            let results = self.clone();
-            let find = move || {
-                let outcome = match find() {
-                    Ok(value) => Outcome::Found(value, Instant::now()),
-                    Err(error) => Outcome::Failed(format!("{error:#}"), Instant::now()),
-                };
-                results.all().insert(home, outcome);
-                results.changed.notify_all();
-            };
-            std::thread::Builder::new().name("path".into()).spawn(find)?;
-            all.insert(home, Outcome::Pending);
+        let lookup = all.entry(key).or_insert(Lookup { pending: false, last: None });
+        let is_valid = lookup.last.as_ref().is_some_and(|(result, since)| {
+            since.elapsed() < if result.is_ok() { valid_for } else { RETRY_INTERVAL }
+        });
+        if lookup.pending || is_valid {
+            return;
         }
-        let is_pending = |all: &mut HashMap<_, _>| matches!(all.get(&home), Some(Outcome::Pending));
-        let waited = self.changed.wait_timeout_while(all, limit, is_pending);
-        let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match all.get(&home) {
-            Some(Outcome::Found(value, _)) => Ok(value.clone()),
-            Some(Outcome::Failed(why, _)) => bail!("{why}"),
-            Some(Outcome::Pending) | None => bail!("the path between this node and home is being examined"),
+        let lookups = self.clone();
+        let find = move || {
+            let found = find().map_err(|error| format!("{error:#}"));
+            let last = Some((found, Instant::now()));
+            lookups.all().insert(key, Lookup { pending: false, last });
+            lookups.changed.notify_all();
+        };
+        match std::thread::Builder::new().name("path".into()).spawn(find) {
+            Ok(_) => lookup.pending = true,
+            Err(error) => lookup.last = Some((Err(error.to_string()), Instant::now())),
         }
     }
 
-    /// Forgets the result for a home if it meets a condition. Returns whether it has.
-    fn forget_if(&self, home: NodeId, condition: impl Fn(&T) -> bool) -> bool {
+    /// The last result for a key. If there is no success so far, waits up to `limit` for a thread.
+    ///
+    /// # Errors
+    /// If there is none, or that of the thread.
+    fn result(&self, key: &K, limit: Duration) -> Result<T> {
+        let is_awaited = |all: &mut HashMap<K, Lookup<T>>| {
+            let lookup = all.get(key);
+            lookup.is_some_and(|lookup| lookup.pending && !matches!(lookup.last, Some((Ok(_), _))))
+        };
+        let waited = self.changed.wait_timeout_while(self.all(), limit, is_awaited);
+        let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match all.get(key) {
+            Some(Lookup { last: Some((Ok(value), _)), .. }) => Ok(value.clone()),
+            Some(Lookup { pending: false, last: Some((Err(why), _)) }) => bail!("{why}"),
+            _ => bail!("the path between this node and home is being examined"),
+        }
+    }
+
+    /// Forgets the result for a key if it meets a condition. Returns whether it has.
+    fn forget_if(&self, key: &K, condition: impl Fn(&T) -> bool) -> bool {
         let mut all = self.all();
-        let forgets = matches!(all.get(&home), Some(Outcome::Found(value, _)) if condition(value));
+        let last = all.get(key).and_then(|lookup| lookup.last.as_ref());
+        let forgets = matches!(last, Some((Ok(value), _)) if condition(value));
         if forgets {
-            all.remove(&home);
+            all.remove(key);
         }
         forgets
     }

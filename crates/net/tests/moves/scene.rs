@@ -23,7 +23,7 @@ pub(crate) const HOME: NodeId = NodeId(1);
 pub(crate) const NODE: NodeId = NodeId(2);
 pub(crate) const TOKEN: ConnectionToken = ConnectionToken([7; 16]);
 const CLIENT_IP: [u8; 4] = [10, 9, 0, 3];
-const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// Three machines on a bridge: a client, the home, and the guest's node.
 pub(crate) struct Scene {
@@ -192,13 +192,13 @@ impl Nodes {
         Self { home, guests: Guests::new(direct, packets(&scene.node)), lost, tunnels }
     }
 
-    /// Takes the connection. The path may have to be examined first.
+    /// Takes the connection. The path may have to be examined first, or the tunnel to be connected.
     pub(crate) fn take(&self, scene: &Scene) -> Result<TcpStream> {
         let until = Instant::now() + LIMIT;
         loop {
             match scene.node.run(|| self.guests.take(HOME, address(1), TOKEN))? {
                 Ok((socket, _)) => return Ok(socket.into()),
-                Err(error) if error.to_string().contains("is being examined") && Instant::now() < until => {}
+                Err(error) if is_temporary(&error) && Instant::now() < until => {}
                 Err(error) => return Err(error),
             }
         }
@@ -208,6 +208,11 @@ impl Nodes {
         let socket = OwnedFd::from(socket);
         scene.node.run(|| self.guests.give_back(HOME, TOKEN, &socket))?
     }
+}
+
+fn is_temporary(error: &anyhow::Error) -> bool {
+    let error = format!("{error:#}");
+    ["is being examined", "is interrupted"].iter().any(|text| error.contains(text))
 }
 
 /// A connection from the client to home.

@@ -1,8 +1,11 @@
 //! Connections move between nodes whose network does not carry their packets directly.
 
-use crate::scene::{NODE, Network, Nodes, Scene, TOKEN, connect, counter, echo, talk};
+use crate::scene::{LIMIT, NODE, Network, Nodes, Scene, TOKEN, connect, counter, echo, ip, talk};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 /// Moves a connection out and home while its client talks. No byte and no packet is lost.
 fn moves(network: Network, tunnels: u64) {
@@ -43,4 +46,36 @@ fn connection_moves_through_a_tunnel_behind_a_router() {
 #[test]
 fn connection_moves_through_a_tunnel_if_the_segment_is_none() {
     moves(Network::ProxyArp, 1);
+}
+
+/// An administrator deletes the interface at one end. The next connection gets a new tunnel.
+#[test]
+fn deleted_interface_is_replaced() {
+    let scene = Scene::new(Network::Routed);
+    let nodes = Nodes::new(&scene);
+    let (mut client, mut server) = connect(&scene);
+    nodes.home.offer(TOKEN, NODE, server.try_clone().unwrap().into()).unwrap();
+    let check = |client: &mut TcpStream, server: &mut TcpStream| {
+        client.write_all(b"text").unwrap();
+        assert!(echo(server, 1));
+        client.read_exact(&mut [0; 4]).unwrap();
+    };
+    let mut away = nodes.take(&scene).unwrap();
+    check(&mut client, &mut away);
+    nodes.give_back(&scene, away).unwrap();
+    for (place, interface) in [(&*scene.home, "ternh2"), (&scene.node, "terng1")] {
+        let links = nodes.tunnels.load(Ordering::Relaxed);
+        ip(place, &format!("link del {interface}"));
+        let until = Instant::now() + LIMIT;
+        // Until the deletion is noticed, a connection may still be taken.
+        while nodes.tunnels.load(Ordering::Relaxed) == links {
+            assert!(Instant::now() < until, "no new link");
+            let away = nodes.take(&scene).unwrap();
+            nodes.give_back(&scene, away).unwrap();
+        }
+        check(&mut client, &mut server);
+        let mut away = nodes.take(&scene).unwrap();
+        check(&mut client, &mut away);
+        nodes.give_back(&scene, away).unwrap();
+    }
 }

@@ -11,7 +11,9 @@ use tern_redirect::{
 };
 
 fn tunnel(machine: &NetworkNamespace, table: &mut Table, end: TunnelEnd) -> Tunnel {
-    machine.run(|| Tunnel::create(table, "tern-tunnel", end).unwrap()).unwrap()
+    let tunnel = machine.run(|| Tunnel::create(table, "tern-tunnel", end).unwrap()).unwrap();
+    tunnel.permit_packets(1500);
+    tunnel
 }
 
 /// Carries frames from one end to the other, until told to stop.
@@ -93,10 +95,14 @@ fn only_answers_of_moved_connections_enter_at_home() {
     let other_port = Ends::new(connection.client(), scene.end(HOME, PORT + 1)).unwrap();
     let to_home = Ends::new(scene.end(CLIENT, CLIENT_PORT + 1), connection.home()).unwrap();
     let before = (received(&scene.home, 0), received(&scene.client, 0));
-    for stray in [connection, other_port.reversed(), to_home, to_home.reversed()] {
-        end.write(&probe_frame(&stray, &[0; 16])).unwrap();
-    }
-    end.write(&probe_frame(&connection.reversed(), &[0; 16])).unwrap();
+    let write = |packet: &Ends| {
+        let mut frame = probe_frame(packet, &[0; 16]);
+        // Behind the virtio_net_hdr of 10 bytes: addressed to this machine.
+        frame[10..16].copy_from_slice(&end.interface().address);
+        end.write(&frame).unwrap();
+    };
+    [connection, other_port.reversed(), to_home, to_home.reversed()].iter().for_each(write);
+    write(&connection.reversed());
     wait_for("the answer", || Some(received(&scene.client, 0) > before.1));
     assert_eq!(received(&scene.client, 0), before.1 + 1);
     assert_eq!(received(&scene.home, 0), before.0);
