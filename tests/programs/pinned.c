@@ -1,5 +1,6 @@
 /* Proves: locked memory, as used for secrets: mlock, mlock2 and munlock keep content and state;
- * locked memory is counted, and the limit binds a user without CAP_IPC_LOCK. */
+ * locked memory is counted, and the limit binds a user without CAP_IPC_LOCK, also one who was root when
+ * the limit was set. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -70,6 +71,23 @@ int main(void)
 			CHECK_IS(mlock(much, 2 << 20), 0);
 		}
 		CHECK_IS(munmap(much, 2 << 20), 0);
+		if (!limited && turn % 8 == 0) {
+			pid_t child = fork();
+			CHECK(child >= 0);
+			if (child == 0) {
+				unsigned char *more = map(256 << 10);
+				struct rlimit low = { 128 << 10, 128 << 10 };
+				CHECK_IS(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+				CHECK_IS(mlock(more, 256 << 10), 0);
+				CHECK_IS(munlock(more, 256 << 10), 0);
+				CHECK_IS(setuid(65534), 0);
+				CHECK_IS(mlock(more, 256 << 10), -1);
+				CHECK_IS(errno, ENOMEM);
+				CHECK_IS(mlock(more, 64 << 10), 0);
+				_exit(6);
+			}
+			await_exit(child, 6);
+		}
 		/* a child has the memory, but not the locks */
 		if (turn++ % 8 == 0) {
 			pid_t child = fork();

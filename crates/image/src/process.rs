@@ -401,7 +401,7 @@ impl ProcessImage {
         if self.version != crate::VERSION {
             return Err("an image of another version");
         }
-        if self.limits.iter().any(|limit| !limits::is_migrated(limit.resource)) || self.limits.len() > 8 {
+        if !limits::are_valid(&self.limits) {
             return Err("an image with unsupported limits");
         }
         if !guards::are_valid(&self.guards, &self.layout) {

@@ -18,6 +18,7 @@ use tern_ids::{
     ConnectionToken, ContentHash, Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile,
     ShimId,
 };
+use tern_image::limits::Limit;
 use tern_image::node_file::NodeFile;
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
@@ -161,13 +162,16 @@ pub struct CallResult {
     pub prelude: Vec<i64>,
     /// Cache notices about open files, by descriptor.
     pub notices: Vec<(i32, FileNotice)>,
+    /// After a call that may have changed them: the limits on memory that bind the process.
+    pub limits: Option<Vec<Limit>>,
 }
 
 impl CallResult {
-    /// A result without a child, a mapping or notices.
+    /// A result without a child, a mapping, notices or limits.
     #[must_use]
     pub fn new(number: u64, outcome: Outcome) -> Self {
-        Self { number, outcome, child: None, file: None, prelude: Vec::new(), notices: Vec::new() }
+        let (prelude, notices) = (Vec::new(), Vec::new());
+        Self { number, outcome, child: None, file: None, prelude, notices, limits: None }
     }
 }
 

@@ -42,8 +42,6 @@ pub enum SplitCall {
     CpuTime,
     /// Calls on timers that count CPU time: the timers are at home, which needs the guest's usage.
     CpuTimer,
-    /// Limits on memory and CPU time: stored at home, in force in the guest.
-    Setrlimit,
     /// prctl options with a local part.
     Prctl,
 }

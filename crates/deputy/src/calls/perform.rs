@@ -170,9 +170,13 @@ impl Shim {
         self.report_changed_readiness(pid, &current.request.call.values());
         self.note_lookup(pid, tid, &current, &result.outcome);
         self.add_children_usage(pid, &current.request.call, &mut result.outcome);
+        let nr = current.request.call.nr;
+        if tern_image::limits::may_change(nr) && result.outcome.ret == 0 {
+            // The capabilities are the calling thread's own.
+            result.limits = tern_image::limits::of(tid.0).ok();
+        }
         let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);
         let Some(process) = self.process_of_thread(tid) else { return };
-        let nr = current.request.call.nr;
         let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
         if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = mapped;

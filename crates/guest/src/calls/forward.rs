@@ -143,6 +143,9 @@ impl Thread {
             });
             process.connections.record_epoll_ctl(&pending.trap.args, event);
         }
+        if let Some(limits) = result.limits.take() {
+            process.set_limits(limits);
+        }
         let local = match route(pending.trap.nr, &pending.trap.args) {
             Route::Both(special) => result.outcome.ret >= 0 && has_local_part_after_home(special),
             _ => false,

@@ -14,7 +14,6 @@ use crate::process::thread::{PendingCall, Thread};
 use tern_ids::{ContentHash, HomePid};
 use tern_image::FileRef;
 use tern_image::content::ContentCache;
-use tern_image::limits::{self, Limit};
 use tern_image::process::{Action, SIG_DFL, SIG_IGN, is_ignored_by_default};
 use tern_migrate::message::{CallResult, Mapped, Message};
 use tern_syscall::{Arg, ByteBuf, Call, Gathered, Route, SplitCall, UserMemory, reason, route};
@@ -275,26 +274,6 @@ impl Thread {
     }
 }
 
-impl Process {
-    /// Applies a resource limit that home has accepted, and records it for later moves. A limit set
-    /// for another process takes effect with that process's next move.
-    fn record_rlimit(&mut self, pending: &PendingCall) {
-        let (pid, resource, value) = match (pending.trap.nr as i64, pending.trap.args) {
-            (libc::SYS_setrlimit, [resource, ..]) => (0, resource, 1),
-            (_, [pid, resource, ..]) => (pid as i32, resource, 2),
-        };
-        let value = pending.request.as_ref().and_then(|sent| sent.call.args.get(value));
-        let Some(Arg::Bytes(value)) = value else { return };
-        let ([soft, hard], []) = value.as_chunks::<8>() else { return };
-        let (soft, hard) = (u64::from_le_bytes(*soft), u64::from_le_bytes(*hard));
-        let of = |limit: &&mut Limit| u64::from(limit.resource) == resource;
-        let known = self.image.as_mut().and_then(|image| image.limits.iter_mut().find(of));
-        let Some(limit) = known.filter(|_| pid == 0 || pid == self.own_pid) else { return };
-        (limit.soft, limit.hard) = (soft, hard);
-        limits::set(self.host_pid, *limit);
-    }
-}
-
 /// Whether a call changes the action of a signal.
 fn changes_action(trap: &Notification) -> bool {
     i64::from(trap.nr) == libc::SYS_rt_sigaction && trap.args[1] != 0
@@ -447,10 +426,6 @@ impl Guest {
             libc::SYS_rt_sigaction if !has_one_thread => thread.inject_sigaction(&pending, process, cache)?,
             libc::SYS_rt_sigprocmask | libc::SYS_rt_sigreturn => thread.record_sigmask(&pending)?,
             libc::SYS_mmap => return thread.begin_mapping(pending, result, process, cache, home),
-            libc::SYS_setrlimit | libc::SYS_prlimit64 => {
-                process.record_rlimit(&pending);
-                thread.deliver_result(&pending, &result, process)?;
-            }
             _ => thread.let_through(pending.trap.id)?,
         }
         Ok(None)

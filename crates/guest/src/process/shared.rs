@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
+use tern_image::limits::{self, Limit};
 use tern_image::process::Action;
 use tern_image::{ProcessImage, Reserve};
 use tern_tracee::listener::Listener;
@@ -127,6 +128,14 @@ impl Process {
     pub(crate) fn holds_forks(&self) -> bool {
         let is_departing = matches!(self.state, State::Departing(_));
         self.stop_reasons.forks_held_until().is_some_and(|until| is_departing || Instant::now() < until)
+    }
+
+    /// Applies home's limits on memory, and records them for later moves.
+    pub(crate) fn set_limits(&mut self, home: Vec<Limit>) {
+        if let Some(image) = self.image.as_mut().filter(|_| limits::are_valid(&home)) {
+            limits::set_all(self.host_pid, &home);
+            image.limits = home;
+        }
     }
 
     /// The action of a signal.

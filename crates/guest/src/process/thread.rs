@@ -104,7 +104,6 @@ pub(crate) fn has_local_part_after_home(split_call: SplitCall) -> bool {
             | SplitCall::RtSigreturn
             | SplitCall::Fork
             | SplitCall::Thread
-            | SplitCall::Setrlimit
     )
 }
 

@@ -63,21 +63,6 @@ fn clone(args: &[u64; 6]) -> Route {
     }
 }
 
-/// RLIMIT_CPU, DATA, STACK, RSS, MEMLOCK, AS.
-fn binds_the_guest(resource: u64) -> bool {
-    matches!(resource as u32, 0 | 2 | 3 | 5 | 8 | 9)
-}
-
-fn setrlimit(args: &[u64; 6]) -> Route {
-    if binds_the_guest(args[0]) { Route::Both(SplitCall::Setrlimit) } else { Route::Home }
-}
-
-fn prlimit64(args: &[u64; 6]) -> Route {
-    if args[2] != 0 && binds_the_guest(args[1]) { Route::Both(SplitCall::Setrlimit) } else { Route::Home }
-}
-
-const LIMITS_BY_KIND: &str = "Both (Setrlimit) to set a limit on memory or CPU time; else Home";
-
 /// ARCH_SET_GS, ARCH_SET_FS, ARCH_GET_FS, ARCH_GET_GS: the guest's base registers.
 const BASE_REGISTERS: ArgTest = ArgTest::OneOf { arg: 0, values: &[0x1001, 0x1002, 0x1003, 0x1004] };
 
@@ -151,7 +136,7 @@ rows! {
     158 arch_prctl (Rule::HereIf(BASE_REGISTERS, arch_prctl,
             "Here for the FS and GS base; EINVAL for shadow stacks; else Homeward")) [V, V] {}
         "The base registers are the guest's; other options set what its node may not have.";
-    160 setrlimit (Rule::By(setrlimit, LIMITS_BY_KIND)) [V, input(PAIR)] {} LIMIT;
+    160 setrlimit HOME [V, input(PAIR)] {} LIMIT;
     172 iopl (homeward(reason::IO_PORTS)) [V] {} "The ports are home's.";
     173 ioperm (homeward(reason::IO_PORTS)) [V, V, V] {} "The ports are home's.";
     186 gettid HERE [] {} SAME_PID;
@@ -166,7 +151,7 @@ rows! {
     272 unshare (homeward(reason::NAMESPACES)) [V] {} NAMESPACE;
     273 set_robust_list HERE [V, V] {} OWN_STATE;
     274 get_robust_list HERE [V, V, V] {} OWN_STATE;
-    302 prlimit64 (Rule::By(prlimit64, LIMITS_BY_KIND)) [V, V, input(PAIR), output(PAIR)] {} LIMIT;
+    302 prlimit64 HOME [V, V, input(PAIR), output(PAIR)] {} LIMIT;
     308 setns (homeward(reason::NAMESPACES)) [FD, V] {} NAMESPACE;
     309 getcpu HERE [V, V, V] {} "The guest runs on its node's CPUs.";
     312 kcmp (Rule::By(kcmp_route, "Home; Homeward for an unknown type")) (by kcmp, "by the type") {}
