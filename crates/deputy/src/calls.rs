@@ -6,6 +6,7 @@ pub(crate) mod exec;
 pub(crate) mod fork;
 pub(crate) mod internal;
 pub(crate) mod kinds;
+pub(crate) mod mapping;
 pub(crate) mod perform;
 pub(crate) mod prefetch;
 pub(crate) mod procfs_view;

@@ -54,6 +54,8 @@ pub mod reason {
     pub const SHARED_MEMORY: &str = "shared memory";
     /// Memory that may not be swapped.
     pub const LOCKED_MEMORY: &str = "locked memory";
+    /// hugetlb memory, which cannot move.
+    pub const HUGE_PAGES: &str = "huge pages";
     /// Placement of pages on memory nodes.
     pub const MEMORY_PLACEMENT: &str = "memory placement";
     /// Reads or writes of another process's memory.

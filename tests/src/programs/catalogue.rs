@@ -88,6 +88,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("file", Kind::Calls),
     entry("filemap", Kind::Calls),
     entry("mapping", Kind::Calls),
+    entry("protection", Kind::Calls),
     entry("siblings", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),

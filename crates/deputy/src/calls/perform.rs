@@ -5,6 +5,7 @@
 //! the call, as with a signal that arrives just before a call natively.
 
 use crate::calls::kinds::{creates_thread, is_split_call, may_be_internal_call};
+use crate::calls::mapping::DescribedMapping;
 use crate::calls::prefetch;
 use crate::calls::result::{call_result, rejected};
 use crate::process::Process;
@@ -12,29 +13,17 @@ use crate::process::state::State;
 use crate::shim::Shim;
 use crate::time::cpu_timers::ClockScope;
 use crate::time::timers::is_timer_call;
-use crate::waker::Waker;
 use std::task::Poll;
 use tern_ids::HomePid;
 use tern_image::Reserve;
-use tern_image::content::Progress;
-use tern_image::layout::FileIdentifier;
-use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
 use tern_syscall::Arg;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
-use tern_tracee::{PAGE, procfs};
 
 /// Preferred address of mappings that only keep a file for the process's return home. If the
 /// program has mapped something there the kernel chooses another address.
 const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
-
-/// How often a worker is asked to identify the file that one call has mapped. It is asked again
-/// because another thread's call may have changed the mapping meanwhile.
-const MAX_FILE_REQUESTS: u32 = 3;
-
-/// The file of a mapping, and the mapping itself (start, length) if it is redundant.
-type DescribedMapping = (Option<Mapped>, Option<(u64, u64)>);
 
 impl Shim {
     /// Handles a call from the guest of a thread.
@@ -88,7 +77,7 @@ impl Shim {
         let sharer = at_home.or_else(|| self.last_holder_to_fetch(tid, &request));
         let prelude_only = sharer.is_some() && !request.prelude.is_empty();
         if let Some(sharer) = sharer.filter(|_| !prelude_only) {
-            return self.redirect_home(tid, sharer, &request);
+            return self.redirect_home(tid, sharer, &request, Vec::new());
         }
         let must_complete = is_split_call(request.call.nr) || may_be_internal_call(request.call.nr);
         // A prelude that has arrived must be made. The process then comes home with its call
@@ -158,7 +147,8 @@ impl Shim {
         let waker = self.waker.clone();
         let Some(process) = self.process_of_thread(tid) else { return };
         // The main loop comes back when the file that the call has mapped is identified.
-        let Poll::Ready((mapped, surplus)) = process.describe_mapping(tid, &waker) else { return };
+        let Poll::Ready(described) = process.describe_mapping(tid, &waker) else { return };
+        let DescribedMapping { mapped, surplus, home_only } = described;
         let Some(thread) = process.threads.get_mut(&tid) else { return };
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current.layout, current.partial);
@@ -180,6 +170,7 @@ impl Shim {
         let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
         if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = mapped;
+            let mut home_only = home_only;
             if let Some(Mapped::File(file)) = &result.file
                 && file.is_object
             {
@@ -187,15 +178,17 @@ impl Shim {
                 let opened = process.open_object(id).and_then(|file| self.track_object(id, file));
                 if let Err(error) = opened {
                     tracing::warn!(%tid, %error, "shared memory that it maps cannot be opened");
-                    let (at, request) = (result.outcome.ret.cast_unsigned(), &current.request);
-                    let length = if let Arg::Value(length) = request.call.args[1] { length } else { 0 };
-                    let unmapped =
-                        self.with_deputy(tid, |process, stopped| process.unmap(stopped, at, length));
-                    if let Err(error) = unmapped {
-                        self.handle_error(tid, &error);
-                    }
-                    return self.redirect_home(tid, pid, &current.request);
+                    home_only = true;
                 }
+            }
+            if home_only {
+                let (at, request) = (result.outcome.ret.cast_unsigned(), &current.request);
+                let length = if let Arg::Value(length) = request.call.args[1] { length } else { 0 };
+                let unmapped = self.with_deputy(tid, |process, stopped| process.unmap(stopped, at, length));
+                if let Err(error) = unmapped {
+                    self.handle_error(tid, &error);
+                }
+                return self.redirect_home(tid, pid, request, result.prelude);
             }
         }
         let view = current.request.procfs_view.as_ref().filter(|_| result.outcome.ret >= 0);
@@ -366,74 +359,5 @@ impl Process {
             [Arg::Value(at), Arg::Value(length), ..] => Some((at, at.saturating_add(length))),
             _ => None,
         })
-    }
-
-    /// Opens the shared memory `id`, which the process maps.
-    fn open_object(&self, id: ObjectId) -> std::io::Result<std::fs::File> {
-        let maps = procfs::maps(self.memory.pid()).map_err(std::io::Error::other)?;
-        let mapping = maps.iter().find(|m| m.shared && object::id(m) == id);
-        self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
-    }
-
-    /// The file that a thread's finished mmap has mapped, and the mapping itself (start, length) if
-    /// it is redundant, since another mapping keeps the file. Nothing for other calls. Pending
-    /// while a worker identifies the file; the worker then wakes the main loop.
-    fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
-        const NOTHING: Poll<DescribedMapping> = Poll::Ready((None, None));
-        let Some(thread) = self.threads.get_mut(&tid) else { return NOTHING };
-        let (Some(current), Some(mailbox)) = (&mut thread.current, &mut thread.mailbox) else {
-            return NOTHING;
-        };
-        let (call, ret) = (&current.request.call, mailbox.result());
-        if i64::from(call.nr) != libc::SYS_mmap || current.guest_number().is_none() || ret < 0 {
-            return NOTHING;
-        }
-        if self.files.collect_identified() == Progress::Running {
-            return Poll::Pending;
-        }
-        let at = ret.cast_unsigned();
-        let Ok(maps) = procfs::maps(self.memory.pid()) else { return NOTHING };
-        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous()) else {
-            tracing::warn!(pid = %self.pid, at, "a mapping made for the guest is not found here");
-            return NOTHING;
-        };
-        // New shared anonymous memory: only this process has it yet, and shares it with its
-        // children.
-        const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
-        if matches!(call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
-            self.files.objects.insert(object::id(mapping));
-        }
-        match current.file_requests {
-            0 => self.files.file_mapped(mapping),
-            requests if requests < MAX_FILE_REQUESTS => self.files.forget_unreadable(mapping),
-            _ => {}
-        }
-        let identified = self.files.identify(mapping);
-        current.file_requests += 1;
-        let length = call.args[1].clone();
-        if self.has_unidentified_files(waker) {
-            return Poll::Pending;
-        }
-        let is_kept = maps.iter().any(|m| {
-            (m.device, m.inode) == (mapping.device, mapping.inode)
-                && self
-                    .own_mappings
-                    .placeholders()
-                    .iter()
-                    .any(|(start, end)| m.start < *end && *start < m.end)
-        });
-        let mapped = match identified {
-            Ok(file) => Some(file.map_or(Mapped::Zero, Mapped::File)),
-            Err(why) => {
-                tracing::warn!(pid = %self.pid, %why, "a file mapped for the guest cannot be read");
-                None
-            }
-        };
-        let Arg::Value(length) = length else { return Poll::Ready((mapped, None)) };
-        if is_kept || mapped == Some(Mapped::Zero) {
-            return Poll::Ready((mapped, Some((at, length))));
-        }
-        self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
-        Poll::Ready((mapped, None))
     }
 }

@@ -18,11 +18,18 @@ use tern_tracee::registers::restart;
 
 impl Shim {
     /// Fetches a process home for a call that is only correct there. The guest thread repeats the
-    /// call.
-    pub(crate) fn redirect_home(&mut self, tid: HomePid, pid: HomePid, request: &CallRequest) {
+    /// call, without the calls of the prelude that have returned `prelude`.
+    pub(crate) fn redirect_home(
+        &mut self,
+        tid: HomePid,
+        pid: HomePid,
+        request: &CallRequest,
+        prelude: Vec<i64>,
+    ) {
         let name = tern_syscall::row(request.call.nr).map_or("a call", |row| row.name);
         self.fetch_home(pid, &format!("shared memory: {name} is made at home only"));
         let mut again = rejected(request.number, 0);
+        again.prelude = prelude;
         again.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
         self.send(tid, &Message::Result(Box::new(again)));
     }

@@ -12,12 +12,20 @@ const NO_KEYS: &str =
 const MAP_SHARED: u64 = 1;
 const MAP_ANONYMOUS: u64 = 0x20;
 
-/// Private and anonymous: no other process sees it.
-const OWN_MAPPING: ArgTest =
-    ArgTest::Masked { arg: 3, mask: (MAP_ANONYMOUS | MAP_SHARED) as u32, value: MAP_ANONYMOUS as u32 };
+const MAP_HUGETLB: u64 = 0x4_0000;
+
+/// Private, anonymous and of ordinary pages: no other process sees it, and every node has them.
+const OWN_MAPPING: ArgTest = ArgTest::Masked {
+    arg: 3,
+    mask: (MAP_ANONYMOUS | MAP_SHARED | MAP_HUGETLB) as u32,
+    value: MAP_ANONYMOUS as u32,
+};
 
 fn mmap(args: &[u64; 6]) -> Route {
     let [_, _, protection, flags, ..] = *args;
+    if flags & MAP_HUGETLB != 0 && flags & MAP_ANONYMOUS != 0 {
+        return Route::Homeward(reason::HUGE_PAGES);
+    }
     let writable = protection & libc::PROT_WRITE as u64 != 0;
     if flags & MAP_SHARED != 0 && flags & MAP_ANONYMOUS == 0 && writable {
         return Route::Homeward(reason::SHARED_MEMORY);
@@ -48,7 +56,8 @@ fn thread_policy(_: &[u64; 6]) -> Route {
 
 rows! {
     9 mmap (Rule::HereIf(OWN_MAPPING, mmap, "Here for private anonymous memory; Both (Mmap) for files, \
-            private or read-only, and for shared memory without a file; Homeward for files that are to be written"))
+            private or read-only, and for shared memory without a file; Homeward for files that are to be written, \
+            and for huge pages"))
         [V, V, V, V, FD, V] {}
         "The guest's memory is its own, a file's content comes from home; a shared read-only mapping must be \
          made so that mprotect cannot make it writable.";

@@ -205,6 +205,8 @@ fn argument_dependent_routes() {
     assert_eq!(mmap(1, 0x01), Route::Both(SplitCall::Mmap));
     assert_eq!(mmap(3, 0x01), Route::Homeward(reason::SHARED_MEMORY));
     assert_eq!(mmap(3, 0x03), Route::Homeward(reason::SHARED_MEMORY));
+    assert_eq!(mmap(3, 0x4_0022), Route::Homeward(reason::HUGE_PAGES));
+    assert_eq!(mmap(3, 0x4_0021), Route::Homeward(reason::HUGE_PAGES));
 
     let clone = |flags: i32| at(libc::SYS_clone, &[flags as u64]);
     assert_eq!(clone(libc::SIGCHLD), Route::Both(SplitCall::Fork));
