@@ -38,6 +38,8 @@ pub enum Unmovable {
     Userfaultfd,
     #[error("special mapping: it maps {0:?}, which exists only on this node")]
     SpecialMapping(String),
+    #[error("no vDSO: it has unmapped the kernel's vDSO, from which Tern makes calls in it")]
+    NoVdso,
     #[error("file: the mapped file {0:?} cannot be read")]
     UnreadableFile(String),
     #[error("traced: process {0} is tracing it")]
@@ -85,7 +87,10 @@ pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>
     // never had memory or namespaces.
     let mut found = check_once(pid, tracer);
     for _ in 0..MAX_RETRIES {
-        let sure = !matches!(found, Err(_) | Ok(Err(Unmovable::NoMemory | Unmovable::ChildrenElsewhere)));
+        let sure = !matches!(
+            found,
+            Err(_) | Ok(Err(Unmovable::NoMemory | Unmovable::ChildrenElsewhere | Unmovable::NoVdso))
+        );
         if sure || procfs::status(pid).is_err() {
             break;
         }
@@ -120,6 +125,8 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
         Some(Unmovable::Seccomp)
     } else if status.shadow_stack {
         Some(Unmovable::ShadowStack)
+    } else if status.code_kib > 0 && procfs::vdso(pid)?.is_none() {
+        Some(Unmovable::NoVdso)
     } else {
         special_descriptor(pid)?
             .or_else(|| relative_in_same_memory(pid, status.parent).map(Unmovable::SharedAddressSpace))

@@ -2,7 +2,7 @@
 
 mod maps;
 
-pub use maps::{Mapping, mapping_at, maps, smaps};
+pub use maps::{Mapping, mapping_at, maps, smaps, vdso};
 
 use crate::error::{Error, Result};
 use std::fs;

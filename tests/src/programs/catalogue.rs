@@ -176,6 +176,7 @@ pub const ENTRIES: &[Entry] = &[
     staying(&["secret"], "special mapping:"),
     staying(&["huge"], "huge pages:"),
     staying(&["device"], "device mapping:"),
+    staying(&["vdso"], "it has unmapped"),
     entry("epolls", Kind::Calls),
     entry("notices", Kind::Calls),
     entry("passing", Kind::Calls),

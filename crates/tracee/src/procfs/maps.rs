@@ -197,6 +197,21 @@ pub fn mapping_at(pid: i32, address: u64) -> Result<Option<Mapping>> {
     }
 }
 
+/// The vDSO of a process, unless the process has unmapped it.
+///
+/// # Errors
+/// Those of [`maps`].
+pub fn vdso(pid: i32) -> Result<Option<Mapping>> {
+    let is_vdso = |m: &Mapping| m.name == b"[vdso]";
+    // The kernel mapped it at this address. The process may have moved it since.
+    let address = super::vdso_address(&super::auxv(pid)?);
+    let found = address.map_or(Ok(None), |address| mapping_at(pid, address))?;
+    match found.filter(is_vdso) {
+        None => Ok(maps(pid)?.into_iter().find(is_vdso)),
+        found => Ok(found),
+    }
+}
+
 fn query(pid: i32, address: u64) -> std::io::Result<Mapping> {
     const READABLE: u64 = 1;
     const WRITABLE: u64 = 2;

@@ -10,7 +10,7 @@
 use crate::call_timeout::WaitGuard;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::procfs::{self, Mapping};
+use crate::procfs;
 use crate::registers::Registers;
 use crate::stop::{self, Stop, Stopped, WaitEvent};
 
@@ -32,14 +32,7 @@ impl Site {
     pub fn in_vdso(memory: &Memory) -> Result<Self> {
         let pid = memory.pid();
         let none = || Error::Unreadable { what: "vDSO", pid };
-        let is_vdso = |m: &Mapping| m.name == b"[vdso]";
-        // The kernel mapped the vDSO at this address. The process may have moved it since.
-        let address = procfs::vdso_address(&procfs::auxv(pid)?);
-        let found = address.map_or(Ok(None), |address| procfs::mapping_at(pid, address))?;
-        let vdso = match found.filter(is_vdso) {
-            Some(vdso) => vdso,
-            None => procfs::maps(pid)?.into_iter().find(is_vdso).ok_or_else(none)?,
-        };
+        let vdso = procfs::vdso(pid)?.ok_or_else(none)?;
         let mut code = vec![0; (vdso.end - vdso.start) as usize];
         memory.read(vdso.start, &mut code)?;
         let at = code.windows(2).position(|w| w == SYSCALL).ok_or_else(none)?;
