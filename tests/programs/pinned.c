@@ -25,6 +25,9 @@ int main(void)
 	/* locked when touched: MLOCK_ONFAULT */
 	CHECK_IS(syscall(SYS_mlock2, later, LEN, 1), 0);
 	later[PAGE] = 1;
+	/* locked and never written */
+	unsigned char *untouched = map(LEN);
+	CHECK_IS(mlock(untouched, LEN), 0);
 	/* also excluded from children: libsodium and others do both */
 	CHECK_IS(madvise(secret, LEN, MADV_DONTDUMP), 0);
 	bool limited = geteuid() != 0;
@@ -32,6 +35,10 @@ int main(void)
 	do {
 		CHECK(secret[0] == 0x77 && secret[LEN - 1] == 0x77);
 		CHECK(later[PAGE] == 1 && later[0] == 0 && later[LEN - 1] == 0);
+		unsigned char resident[PAGES];
+		CHECK_IS(mincore(untouched, LEN, resident), 0);
+		for (int page = 0; page < PAGES; page++)
+			CHECK(resident[page] & 1);
 		unsigned char *other = map(LEN);
 		CHECK_IS(mlock(other + 100, 5000), 0);
 		memset(other, 3, LEN);

@@ -341,7 +341,6 @@ impl ProcessImage {
                 .sum();
             let args = |flags| [region.start, region.len(), flags, 0, 0, 0];
             match region.advice.mlock2_flags() {
-                Some(_) if already_locked == region.len() => {}
                 Some(flags) => {
                     // Memory without access cannot be faulted in, but can be locked on fault. A
                     // file that this node opened by its location is locked on fault too: it may be
@@ -351,6 +350,11 @@ impl ProcessImage {
                         _ => None,
                     };
                     let on_fault = u64::from(region.prot == 0 || file.is_some_and(|f| f.location.is_some()));
+                    // Locked memory must be locked again even so: its pages that were never written
+                    // are missing after a return home, and the kernel faults them in.
+                    if already_locked == region.len() && (flags | on_fault) != 0 {
+                        continue;
+                    }
                     let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
                     if let Err(error) = done {
                         tracing::warn!(pid, %error, "cannot lock memory that the program has locked");
