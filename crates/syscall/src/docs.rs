@@ -24,7 +24,7 @@ pub fn markdown() -> String {
          * One message carries at most {} MiB of data. A longer read, write, pread64, pwrite64 or sendto goes in \
          pieces, and the program gets the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
          * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
-         Calls that consume what they read are checked before.\n\
+         Calls that consume what they read are checked before: their buffer ends where the memory ends, and a datagram or message that does not fit is cut, where the kernel answers EFAULT.\n\
          * Padding between directory entries, and between control messages, is overwritten with arbitrary bytes; the \
          kernel leaves it unchanged.\n\
          * A write from memory of which only the beginning can be read answers EFAULT instead of writing \

@@ -165,7 +165,7 @@ impl Gatherer<'_> {
             Shape::Text(max) => memory::read_c_string(self.mem, addr, max as usize).ok().map(bytes),
             Shape::Page => memory::read_up_to(self.mem, addr, limits::MAX_PATH as usize).ok().map(bytes),
             Shape::In(len) => self.read_sized(addr, &len).map(bytes),
-            Shape::InOut(len) => self.in_out(addr, &len, false),
+            Shape::InOut(len) | Shape::Rewritten(len) => self.in_out(addr, &len, false),
             Shape::TimeLeft(len) => self.in_out(addr, &Len::Fixed(len), true),
             Shape::Out(len, ..) => self.output(addr, &len),
             Shape::Length { .. } => self.length(i, addr),
@@ -242,8 +242,12 @@ impl Gatherer<'_> {
     }
 
     fn in_out(&mut self, addr: u64, len: &Len, ignores_faults: bool) -> Option<Arg> {
+        if matches!(len, Len::Pointed(_)) {
+            self.end_at_fault(addr, len)?;
+        }
         let read = self.read_sized(addr, len)?;
-        if self.probe && !ignores_faults && !read.is_empty() && !self.mem.writable(addr, read.len() as u64) {
+        let len = read.len() as u64;
+        if self.probe && !ignores_faults && self.mem.writable(addr, len) < len {
             return None;
         }
         self.add_output(addr, read.len() as u64, ignores_faults);
@@ -251,12 +255,34 @@ impl Gatherer<'_> {
     }
 
     fn output(&mut self, addr: u64, len: &Len) -> Option<Arg> {
-        let (len, _) = self.bytes(addr, len)?;
-        if self.probe && len > 0 && !self.mem.writable(addr, len) {
-            return None;
+        if self.probe {
+            self.end_at_fault(addr, len)?;
         }
+        let (len, _) = self.bytes(addr, len)?;
         self.add_output(addr, len, false);
         Some(Arg::Output)
+    }
+
+    /// Lowers the stated length of an output to the memory behind the pointer: the kernel writes what
+    /// comes, and finds a fault only if that is too long. `None` if no length is left.
+    fn end_at_fault(&mut self, addr: u64, len: &Len) -> Option<()> {
+        let (wanted, _) = self.bytes(addr, len)?;
+        let usable = if wanted > 0 { self.mem.writable(addr, wanted) } else { 0 };
+        if usable == wanted {
+            return Some(());
+        }
+        match len {
+            Len::Arg(count) => {
+                let elements = usable.checked_sub(count.add.into())? / u64::from(count.size);
+                self.args[usize::from(count.arg)] = Some(elements).filter(|&elements| elements > 0)?;
+            }
+            Len::Pointed(arg) => {
+                self.lengths[usize::from(*arg)] = Some(u32::try_from(usable).ok()?).filter(|&len| len > 0);
+                self.lengths[usize::from(*arg)]?;
+            }
+            _ => return None,
+        }
+        Some(())
     }
 
     fn length(&mut self, i: usize, addr: u64) -> Option<Arg> {

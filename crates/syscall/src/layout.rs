@@ -80,6 +80,8 @@ struct Out {
     when: When,
     /// The piece that was written there before the call. If unchanged it is not sent back.
     before: Option<usize>,
+    /// It is sent back after a call that succeeds, even if unchanged.
+    is_rewritten: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -256,7 +258,9 @@ impl MailboxLayout {
         let len = usize::try_from(len).map_or(out.len, |len| len.min(out.len));
         let taken = mailbox.get(out.at..out.at + len).unwrap_or_default();
         match out.before {
-            Some(piece) if self.pieces[piece].bytes == taken => ByteBuf::new(),
+            Some(piece) if self.pieces[piece].bytes == taken && !(out.is_rewritten && ret >= 0) => {
+                ByteBuf::new()
+            }
             _ => ByteBuf::from(taken),
         }
     }
@@ -283,14 +287,18 @@ impl MailboxLayout {
             }
             (Shape::InOut(len), Arg::Bytes(bytes)) => {
                 let fits = sizes.bytes(len, Some(&bytes))? == bytes.len();
-                fits.then(|| self.place_in_out(bytes))
+                fits.then(|| self.place_in_out(bytes, false))
+            }
+            (Shape::Rewritten(len), Arg::Bytes(bytes)) => {
+                let fits = sizes.bytes(len, Some(&bytes))? == bytes.len();
+                fits.then(|| self.place_in_out(bytes, true))
             }
             (Shape::TimeLeft(len), Arg::Bytes(bytes)) => {
-                (bytes.len() == *len as usize).then(|| self.place_in_out(bytes))
+                (bytes.len() == *len as usize).then(|| self.place_in_out(bytes, false))
             }
             (Shape::Length { .. }, Arg::Bytes(bytes)) => {
                 let length = u32::from_le_bytes(bytes.as_slice().try_into().ok()?);
-                (shape.carried(length)? == length).then(|| self.place_in_out(bytes))
+                (shape.carried(length)? == length).then(|| self.place_in_out(bytes, true))
             }
             (Shape::Out(len, amount, when), Arg::Output) => {
                 let len = sizes.bytes(len, None)?;
@@ -301,7 +309,7 @@ impl MailboxLayout {
                     Amount::Pointed(arg) => Written::Pointed(arg),
                     Amount::SelfSized => Written::Field { at, wide: false },
                 };
-                self.outs.push(Out { at, len, amount, when: *when, before: None });
+                self.outs.push(Out { at, len, amount, when: *when, before: None, is_rewritten: false });
                 Some(at)
             }
             (Shape::Segments(direction, count), Arg::Segments(segments)) => {
@@ -347,10 +355,11 @@ impl MailboxLayout {
         (at, self.pieces.len() - 1)
     }
 
-    fn place_in_out(&mut self, bytes: ByteBuf) -> usize {
+    fn place_in_out(&mut self, bytes: ByteBuf, is_rewritten: bool) -> usize {
         let len = bytes.len();
         let (at, piece) = self.place(bytes.into_vec());
-        self.outs.push(Out { at, len, amount: Written::Whole, when: When::AtLeast(0), before: Some(piece) });
+        let (amount, when, before) = (Written::Whole, When::AtLeast(0), Some(piece));
+        self.outs.push(Out { at, len, amount, when, before, is_rewritten });
         at
     }
 
@@ -371,7 +380,7 @@ impl MailboxLayout {
             Direction::Send if segments.bytes.len() == total => self.place(segments.bytes.into_vec()).0,
             Direction::Receive if segments.bytes.is_empty() => {
                 let at = self.reserve(total);
-                self.outs.push(Out { at, len: total, amount, when, before: None });
+                self.outs.push(Out { at, len: total, amount, when, before: None, is_rewritten: false });
                 at
             }
             _ => return None,

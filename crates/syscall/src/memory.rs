@@ -15,13 +15,13 @@ pub trait UserMemory {
     /// [`Fault`] if the guest itself could not write some byte of the range.
     fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault>;
 
-    /// Whether the guest could write to all of this range. Checked before a call that consumes the
-    /// data that it reads, so that data which cannot be delivered is not taken from a pipe or a
-    /// socket. An implementation that always returns `true` loses such data where the kernel would
-    /// not.
-    fn writable(&mut self, addr: u64, len: u64) -> bool {
-        let _ = (addr, len);
-        true
+    /// The number of bytes from the beginning of this range to which the guest could write. Checked
+    /// before a call that consumes the data that it reads, so that data which cannot be delivered is
+    /// not taken from a pipe or a socket. An implementation that always returns `len` loses such
+    /// data where the kernel would not.
+    fn writable(&mut self, addr: u64, len: u64) -> u64 {
+        let _ = addr;
+        len
     }
 }
 

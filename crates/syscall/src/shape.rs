@@ -18,6 +18,8 @@ pub enum Shape {
     In(Len),
     /// Read, and possibly written, by the kernel; copied back if it changed.
     InOut(Len),
+    /// As `InOut`, but a call that succeeds always writes it, so that it fails if it cannot.
+    Rewritten(Len),
     /// The remaining time of a timeout, this many bytes. Write faults are ignored as in the kernel,
     /// since programs may keep it in read-only memory.
     TimeLeft(u32),
@@ -186,7 +188,7 @@ impl Shape {
     /// The length of a plain buffer.
     pub(crate) fn len(&self) -> Option<&Len> {
         match self {
-            Self::In(len) | Self::InOut(len) | Self::Out(len, ..) => Some(len),
+            Self::In(len) | Self::InOut(len) | Self::Rewritten(len) | Self::Out(len, ..) => Some(len),
             _ => None,
         }
     }
@@ -272,7 +274,7 @@ impl fmt::Display for Shape {
             Self::Text(max) => write!(f, "text ≤ {max}"),
             Self::Page => f.write_str("in: up to a page"),
             Self::In(len) => write!(f, "in: {len}"),
-            Self::InOut(len) => write!(f, "in-out: {len}"),
+            Self::InOut(len) | Self::Rewritten(len) => write!(f, "in-out: {len}"),
             Self::TimeLeft(len) => write!(f, "in-out: {len} bytes of time left"),
             Self::Out(len, amount, when) => {
                 write!(f, "out: {len}")?;

@@ -89,6 +89,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("filemap", Kind::Calls),
     entry("mapping", Kind::Calls),
     entry("protection", Kind::Calls),
+    entry("lengths", Kind::Calls),
     entry("siblings", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),

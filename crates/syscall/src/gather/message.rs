@@ -87,7 +87,7 @@ impl Gatherer<'_> {
             return Err(GatherError::Errno(libc::EINVAL));
         }
         let probe = self.probe && kind.direction == Direction::Receive;
-        if probe && !self.mem.writable(addr, header::SIZE as u64) {
+        if probe && self.mem.writable(addr, header::SIZE as u64) < header::SIZE as u64 {
             return Ok(None);
         }
         // Home lays out segments, name and control data in the same order.
@@ -128,9 +128,7 @@ impl Gatherer<'_> {
             Direction::Send if len == 0 => Some(MessageBuffer::Null),
             Direction::Send => self.read(addr, len).map(|bytes| MessageBuffer::Bytes(ByteBuf::from(bytes))),
             Direction::Receive => {
-                if self.probe && len > 0 && !self.mem.writable(addr, len) {
-                    return None;
-                }
+                let len = if self.probe { self.mem.writable(addr, len) } else { len };
                 self.output_buffers.push(OutputBuffer { spans: vec![(addr, len)], ignores_faults: false });
                 Some(MessageBuffer::Output(u32::try_from(len).ok()?))
             }

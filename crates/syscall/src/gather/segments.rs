@@ -11,8 +11,8 @@ const IOVEC: u64 = 16;
 
 impl Gatherer<'_> {
     /// Gathers the memory of `count` iovec entries at `addr`. `None` for a bad pointer, or a count
-    /// that the kernel refuses before it reads any entry. If the memory of a later entry is bad,
-    /// the call ends before that entry, with a short count.
+    /// that the kernel refuses before it reads any entry. If the memory of an entry is bad, the call
+    /// ends there, with a short count.
     pub(super) fn iovec(
         &mut self,
         direction: Direction,
@@ -74,11 +74,13 @@ impl Gatherer<'_> {
     }
 
     fn received(&mut self, mut entries: Vec<(u64, u64)>) -> Option<Segments> {
+        let mut usable = |&(base, len): &(u64, u64)| if len > 0 { self.mem.writable(base, len) } else { 0 };
         if self.probe
-            && let Some(bad) =
-                entries.iter().position(|&(base, len)| len > 0 && !self.mem.writable(base, len))
+            && let Some((bad, usable)) =
+                entries.iter().map(&mut usable).enumerate().find(|&(at, usable)| usable < entries[at].1)
         {
-            entries.truncate(bad);
+            entries[bad].1 = usable;
+            entries.truncate(if usable > 0 { bad + 1 } else { bad });
             if entries.iter().all(|&(_, len)| len == 0) {
                 return None;
             }

@@ -35,7 +35,7 @@ impl UserMemory for Fake {
     }
 
     fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault> {
-        if !self.writable(addr, data.len() as u64) {
+        if self.writable(addr, data.len() as u64) < data.len() as u64 {
             return Err(Fault);
         }
         let range = self.range(addr, data.len())?;
@@ -43,9 +43,14 @@ impl UserMemory for Fake {
         Ok(())
     }
 
-    fn writable(&mut self, addr: u64, len: u64) -> bool {
-        let apart = addr.saturating_add(len) <= self.read_only.start || addr >= self.read_only.end;
-        apart && usize::try_from(len).is_ok_and(|len| self.range(addr, len).is_ok())
+    fn writable(&mut self, addr: u64, len: u64) -> u64 {
+        let is_mapped = addr >= BASE && addr <= BASE + self.bytes.len() as u64;
+        if !is_mapped || self.read_only.contains(&addr) {
+            return 0;
+        }
+        let end = BASE + self.bytes.len() as u64;
+        let end = if addr < self.read_only.start { end.min(self.read_only.start) } else { end };
+        len.min(end - addr)
     }
 }
 
@@ -197,7 +202,10 @@ fn unwritable_outputs_are_found_before_consuming_calls() {
         |mem: &mut Fake, at| gather(nr(libc::SYS_read), &args(&[0, BASE + at, 16]), mem).expect("a read");
     assert_eq!(read(&mut mem, 0).call.args[1], Arg::Output);
     assert_eq!(read(&mut mem, 40).call.args[1], Arg::BadPointer);
-    assert_eq!(read(&mut mem, 20).call.args[1], Arg::BadPointer);
+    // The kernel writes what comes, up to the fault.
+    let part = read(&mut mem, 20);
+    assert_eq!((&part.call.args[1], &part.call.args[2]), (&Arg::Output, &Arg::Value(12)));
+    assert_eq!(part.output_buffers[0].spans, [(BASE + 20, 12)]);
     // fstat consumes nothing, so outputs are not probed; the fault is found when they are written.
     let stat = gather(nr(libc::SYS_fstat), &args(&[0, BASE]), &mut mem).expect("a call");
     let outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 144])] };
@@ -213,7 +221,37 @@ fn segments_end_before_memory_that_is_bad() {
         mem.write(BASE, &iov).expect("memory");
         let read = gather(nr(call), &args(&[0, BASE, 2, 0, 0, 0]), &mut mem).expect("a read");
         assert_eq!(read.output_buffers[0].spans, [(BASE + 40, 5)], "call {call}");
+        let iov = [BASE + 40, 5, BASE + 60, 5, BASE + 40, 5];
+        let iov: Vec<u8> = iov.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        mem.write(BASE, &iov).expect("memory");
+        let read = gather(nr(call), &args(&[0, BASE, 3, 0, 0, 0]), &mut mem).expect("a read");
+        assert_eq!(read.output_buffers[0].spans, [(BASE + 40, 5), (BASE + 60, 4)], "call {call}");
     }
+}
+
+/// Lengths beyond the memory behind them are cut, wherever they are stated.
+#[test]
+fn stated_lengths_end_at_the_memory() {
+    let mut mem = Fake::new(vec![0; 64]);
+    let bytes =
+        |mem: &mut Fake, at: usize, value: u64| mem.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    let cut = |mem: &mut Fake, call, words: &[u64]| gather(nr(call), &args(words), mem).expect("a call");
+    // The option's value is read, too.
+    bytes(&mut mem, 0, 5000);
+    let option = cut(&mut mem, libc::SYS_getsockopt, &[3, 1, 3, BASE + 48, BASE, 0]);
+    let Arg::Bytes(value) = &option.call.args[3] else { panic!("{:?}", option.call) };
+    assert_eq!((value.len(), &option.call.args[4]), (16, &Arg::Bytes(ByteBuf::from(vec![16, 0, 0, 0]))));
+    let message = cut(&mut mem, libc::SYS_msgrcv, &[3, BASE + 40, 5000, 0, 0, 0]);
+    assert_eq!(message.call.args[2], Arg::Value(16), "without the type");
+    let entries = cut(&mut mem, libc::SYS_getdents64, &[3, BASE + 32, 1000]);
+    assert_eq!(entries.call.args[2], Arg::Value(32));
+    // A message with control data that is longer than the memory.
+    for (at, word) in [(0, 0), (8, 0), (16, 0), (24, 0), (32, BASE + 56), (40, 5000), (48, 0)] {
+        bytes(&mut mem, at, word);
+    }
+    let message = cut(&mut mem, libc::SYS_recvmsg, &[3, BASE, 0]);
+    let Arg::Messages(messages) = &message.call.args[1] else { panic!("{:?}", message.call) };
+    assert_eq!(messages[0].control, crate::MessageBuffer::Output(8));
 }
 
 #[test]

@@ -93,7 +93,14 @@ impl MailboxLayout {
             (Direction::Receive, MessageBuffer::Output(len)) if u64::from(len) <= max => {
                 self.set_field(header, length, len.into());
                 let at = self.reserve(len as usize);
-                self.outs.push(Out { at, len: len as usize, amount, when, before: None });
+                self.outs.push(Out {
+                    at,
+                    len: len as usize,
+                    amount,
+                    when,
+                    before: None,
+                    is_rewritten: false,
+                });
                 self.set_pointer(header, pointer, at);
                 Some(true)
             }
@@ -103,7 +110,14 @@ impl MailboxLayout {
 
     /// Registers a header field as an output.
     fn add_output(&mut self, header: &Header, field: usize, len: usize, when: When) {
-        self.outs.push(Out { at: header.at + field, len, amount: Written::Whole, when, before: None });
+        self.outs.push(Out {
+            at: header.at + field,
+            len,
+            amount: Written::Whole,
+            when,
+            before: None,
+            is_rewritten: false,
+        });
     }
 
     fn set_pointer(&mut self, header: &Header, field: usize, to: usize) {

@@ -9,7 +9,9 @@ use Interrupted::Restarts;
 const NO_TIMEOUT: Timeout = Timeout::None;
 const DATA: &str = "The descriptor and its offset are the deputy's.";
 const PIPES: &str = "Both descriptors are the deputy's; the data never leaves home.";
-const OFFSET: Shape = inout(8);
+const OFFSET: Shape = Shape::Rewritten(Len::Fixed(8));
+/// copy_file_range writes it only if it has copied something.
+const COPY_OFFSET: Shape = inout(8);
 
 rows! {
     0 read HOME [FD, data_out(2), V] {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;
@@ -52,7 +54,7 @@ rows! {
     306 syncfs HOME [FD] {} AT_THE_DEPUTY;
     319 memfd_create HOME [Shape::Text(250), V] {}
         "The descriptor is the deputy's; mapping it shared brings the process home.";
-    326 copy_file_range HOME [FD, OFFSET, FD, OFFSET, V, V]
+    326 copy_file_range HOME [FD, COPY_OFFSET, FD, COPY_OFFSET, V, V]
         {waits(Restarts, NO_TIMEOUT) flow(Between(4))} PIPES;
     327 preadv2 HOME [FD, Shape::Segments(Receive, 2), V, V, V, V]
         {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;

@@ -5,12 +5,12 @@ use Interrupted::{Eintr, RestartBlock, Restarts};
 
 const WAIT: &str = "The descriptors are at home, and home's kernel keeps the remaining time.";
 const NEW: &str = "New descriptors are the deputy's.";
-const BITS: Shape = Shape::InOut(Len::Bits(0));
+const BITS: Shape = Shape::Rewritten(Len::Bits(0));
 const MASK: Shape = input(SIGSET);
 const EVENT: u32 = 12;
 /// The kernel refuses a count above RLIMIT_NOFILE before it reads any entry.
 const DESCRIPTORS: Shape =
-    Shape::InOut(counted(1, Width::UInt, 8, limits::MAX_DESCRIPTORS, OverLimit::Refused));
+    Shape::Rewritten(counted(1, Width::UInt, 8, limits::MAX_DESCRIPTORS, OverLimit::Refused));
 const EVENTS: Shape = filled(counted(2, Width::Int, EVENT, 65536, OverLimit::Cut), EVENT);
 const LEFT: Shape = Shape::TimeLeft(PAIR);
 const AIO: &str = "Its ring is mapped into the process, where home's kernel writes to it.";

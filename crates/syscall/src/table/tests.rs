@@ -82,14 +82,16 @@ fn lengths_refer_to_arguments_that_state_them() {
             for shape in shapes {
                 let stated = match shape {
                     Shape::Segments(_, arg) | Shape::Messages(_, Some(arg)) => is_value(*arg),
-                    Shape::In(len) | Shape::InOut(len) | Shape::Out(len, ..) => match len {
-                        Len::Arg(count) => is_value(count.arg),
-                        Len::Bits(arg) => is_value(*arg),
-                        Len::Pointed(arg) => is_length(*arg),
-                        Len::Embedded(embedded) => !matches!(shape, Shape::Out(..)) && embedded.max > 0,
-                        Len::Fixed(len) => *len > 0,
-                        Len::Of(_) => true,
-                    },
+                    Shape::In(len) | Shape::InOut(len) | Shape::Rewritten(len) | Shape::Out(len, ..) => {
+                        match len {
+                            Len::Arg(count) => is_value(count.arg),
+                            Len::Bits(arg) => is_value(*arg),
+                            Len::Pointed(arg) => is_length(*arg),
+                            Len::Embedded(embedded) => !matches!(shape, Shape::Out(..)) && embedded.max > 0,
+                            Len::Fixed(len) => *len > 0,
+                            Len::Of(_) => true,
+                        }
+                    }
                     _ => true,
                 };
                 assert!(stated, "{}: {shape}", row.name);

@@ -114,7 +114,8 @@ impl UserMemory for Arena {
         Ok(())
     }
 
-    fn writable(&mut self, addr: u64, len: u64) -> bool {
-        usize::try_from(len).is_ok_and(|len| self.range(addr, len).is_ok())
+    fn writable(&mut self, addr: u64, len: u64) -> u64 {
+        let end = self.pages.bytes().as_ptr() as u64 + SIZE as u64;
+        self.range(addr, 0).map_or(0, |_| len.min(end - addr))
     }
 }
