@@ -258,3 +258,31 @@ fn tune_measures_costs_of_calls_and_links() {
     }
     wait_until(&cluster, "nothing is left", || cluster.processes(2).unwrap().is_empty());
 }
+
+/// Becomes another user when it reads a line.
+const CHANGING_USER: &str = "
+import os, sys
+print('ready', flush=True)
+sys.stdin.readline()
+os.setuid(65534)
+print('changed', flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn user_that_a_program_becomes_is_shown() {
+    let cluster = Cluster::with_nodes("changing-user", 2).unwrap();
+    let mut running = Running::python(&cluster, &["-L"], CHANGING_USER, "ready").unwrap();
+    cluster.migrate(running.pid, "2").unwrap();
+    let shown = |pid: i32| {
+        let row =
+            cluster.processes(1).unwrap().into_iter().find(|row| row.pid.0 == pid && row.from.is_none());
+        row.map(|row| (row.uid, row.r#where.map(|node| node.0)))
+    };
+    assert_eq!(shown(running.pid), Some((0, Some(2))));
+    running.send_input("go\n").unwrap();
+    running.await_output("changed").unwrap();
+    assert_eq!(shown(running.pid), Some((65534, Some(2))));
+    running.close_input();
+    assert_eq!(running.finish(EVENT_TIMEOUT).unwrap().status, 0);
+}

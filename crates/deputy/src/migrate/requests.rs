@@ -69,11 +69,13 @@ impl Shim {
     }
 
     pub(crate) fn rows(&self) -> Vec<ProcessRow> {
-        let detached = self
-            .detached
-            .iter()
-            .filter(|detached| !self.processes.contains_key(&detached.row.pid))
-            .map(|detached| detached.row.clone());
+        let detached =
+            self.detached.iter().filter(|detached| !self.processes.contains_key(&detached.row.pid)).map(
+                |detached| ProcessRow {
+                    uid: uid_now(detached.row.pid, detached.row.uid),
+                    ..detached.row.clone()
+                },
+            );
         self.processes.values().map(|process| self.row(process)).chain(detached).collect()
     }
 
@@ -86,9 +88,10 @@ impl Shim {
             // One that executes a program, which may wait for a file server, is left out.
             let sockets = comparisons.run(move || sockets(pid)).unwrap_or_default();
             let node = peers.node(process.peer).unwrap_or(start.node);
+            let uid = uid_now(process.pid, process.uid);
             let row = |socket: ListedSocket| ConnectionRow {
                 pid: process.pid,
-                uid: process.uid,
+                uid,
                 from: None,
                 r#where: Some(if socket.stays.is_none() { node } else { start.node }),
                 fd: socket.fd,
@@ -112,7 +115,7 @@ impl Shim {
         let at_home = cpu_total_ns(process.pid.0).map_or(0.0, |ns| ns as f64 / 1e9);
         ProcessRow {
             pid: process.pid,
-            uid: process.uid,
+            uid: uid_now(process.pid, process.uid),
             r#where: Some(self.current_node(process)),
             from: None,
             state: if suspended { "suspended" } else { process.state_name() }.into(),
@@ -417,6 +420,11 @@ impl Shim {
             self.when_stopped(pid, WhenStopped::Leave(peer, false));
         }
     }
+}
+
+/// The effective user of a process, which may have changed since it was seized.
+fn uid_now(pid: HomePid, when_seized: u32) -> u32 {
+    procfs::status(pid.0).map_or(when_seized, |status| status.uid[1])
 }
 
 /// The reason of a move that is refused since there is no link to the guest.
