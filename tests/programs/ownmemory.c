@@ -1,8 +1,9 @@
 /* Proves: the views of a program's own memory: /proc/self/maps (its mappings, heap and stack)
  * and smaps, the use that pthread_getattr_np makes of them, the size in statm, stat and status.
- * With the argument "reach" also access to it by /proc/self/mem, process_vm_readv and
- * process_vm_writev. */
+ * With the argument "reach" also access to it by /proc/self/map_files, /proc/self/mem,
+ * process_vm_readv and process_vm_writev. */
 #include "program.h"
+#include <dirent.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -93,8 +94,26 @@ static bool plausible(struct sizes s)
 }
 
 /* Reads and writes through other interfaces. */
+/* Whether the file that is mapped at this address is among the process's mapped files. */
+static bool is_mapped_file(const void *at)
+{
+	uintptr_t start, end;
+	bool found = false;
+	DIR *all = opendir("/proc/self/map_files");
+	CHECK(all != NULL);
+	for (struct dirent *entry; !found && (entry = readdir(all)) != NULL;)
+		found = sscanf(entry->d_name, "%lx-%lx", &start, &end) == 2 && start == (uintptr_t)at;
+	closedir(all);
+	return found;
+}
+
 static void reach(char *block)
 {
+	int program = open("/proc/self/exe", O_RDONLY);
+	char *file = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, program, 0);
+	CHECK(file != MAP_FAILED && is_mapped_file(file));
+	CHECK(munmap(file, PAGE) == 0 && close(program) == 0);
+
 	int mem = open("/proc/self/mem", O_RDWR);
 	CHECK(mem >= 0);
 	char got[16];

@@ -36,9 +36,13 @@ fn own_proc_file(call: &Call, own_pid: i32) -> Option<&[u8]> {
     Some(name)
 }
 
-/// Whether a call opens a file by which memory is read or changed: it must be made at home.
+/// Whether a call opens a file by which memory is read or changed, or the files behind the mappings
+/// are reached: it must be made at home.
 pub(crate) fn reaches_memory(call: &Call, own_pid: i32) -> bool {
-    own_proc_file(call, own_pid).is_some_and(|name| matches!(name, b"mem" | b"pagemap" | b"clear_refs"))
+    own_proc_file(call, own_pid).is_some_and(|name| {
+        matches!(name, b"mem" | b"pagemap" | b"clear_refs")
+            || name.strip_prefix(b"map_files").is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
+    })
 }
 
 /// The content, as it is on this node, of the /proc file about the caller's own memory that this
@@ -133,7 +137,14 @@ mod tests {
             assert_eq!(own_proc_file(&open(path), 31), None, "{path}");
         }
         assert_eq!(own_proc_file(&open("/proc/self/fd/3"), 31), Some(&b"fd/3"[..]));
-        assert!(reaches_memory(&open("/proc/self/mem"), 31) && !reaches_memory(&open("/proc/self/maps"), 31));
+        for path in
+            ["/proc/self/mem", "/proc/self/map_files", "/proc/31/map_files/", "/proc/31/map_files/1-2"]
+        {
+            assert!(reaches_memory(&open(path), 31), "{path}");
+        }
+        for path in ["/proc/self/maps", "/proc/32/map_files", "/proc/self/map_filesystem"] {
+            assert!(!reaches_memory(&open(path), 31), "{path}");
+        }
     }
 
     #[test]
