@@ -301,7 +301,7 @@ fn per_user_limit_is_enforced() {
     assert!(!there("/tmp/run/twice"), "two commands of one user ran at once");
 }
 
-/// A project with a SHELL of its own, a recursive make, a file that does not compile, and a recipe
+/// A project with a SHELL of its own, other shells for two targets, a recursive make, a file that does not compile, and a recipe
 /// of two lines.
 const PROJECT: &str = r##"
 mkdir -p sub
@@ -310,12 +310,18 @@ echo 'int broken(' > bad.c
 cat > Makefile <<'END'
 SHELL = /bin/bash
 OBJECTS = $(patsubst %.c,%.o,$(wildcard f*.c))
-all: lib.a sub bad.o
+all: lib.a sub bad.o strict plain
 lib.a: $(OBJECTS)
 	@ar rcsD $@ $^
 	@[[ -s $@ ]] && echo "made $@" > made
 %.o: %.c
 	@gcc -O2 -c -o $@ $< 2> /dev/null; code=$$?; echo $$$$ >> $$HOME/pids; hostname >> hosts; exit $$code
+strict: SHELL = /bin/bash -o pipefail
+strict:
+	@false | true; echo "strict $$?" > $@
+plain: SHELL := /bin/sh
+plain:
+	@echo "plain $${BASH_VERSION:+bash}" > $@
 .PHONY: sub
 sub:
 	@$(MAKE) --no-print-directory -s -C sub
@@ -330,7 +336,7 @@ fn mpmake_has_the_same_results_as_make() {
         // The tests may have been started by a make. The make started here must not count as a
         // recursive make of it.
         let line = format!(
-            "unset MAKELEVEL MAKEFLAGS MFLAGS; rm -rf /tmp/p && mkdir /tmp/p && cd /tmp/p && export HOME=$PWD\n{PROJECT}\n{make} -k; echo $?; cat made; sha256sum *.o lib.a sub/x.o"
+            "unset MAKELEVEL MAKEFLAGS MFLAGS; rm -rf /tmp/p && mkdir /tmp/p && cd /tmp/p && export HOME=$PWD\n{PROJECT}\n{make} -k; echo $?; cat made strict plain; sha256sum *.o lib.a sub/x.o"
         );
         let end = cluster.command(1, "sh").args(["-c", &line]).output().unwrap();
         let (code, out, err) = result_of(&end);
@@ -341,7 +347,10 @@ fn mpmake_has_the_same_results_as_make() {
         ((code, out, err), String::from_utf8_lossy(&hosts).into_owned())
     };
     let (native, at_home) = made("make -j2");
-    assert!(native.1.starts_with("2\nmade lib.a\n") && native.1.lines().count() == 12, "{native:?}");
+    assert!(
+        native.1.starts_with("2\nmade lib.a\nstrict 1\nplain \n") && native.1.lines().count() == 14,
+        "{native:?}"
+    );
     assert_eq!(at_home.trim(), "node1");
     // Home is kept busy, so that mpmake places commands on other nodes.
     cluster

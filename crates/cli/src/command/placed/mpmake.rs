@@ -40,12 +40,15 @@ use tern_control::{ClusterReport, NodeState, RefusalKind, Reply, Request};
 /// The name of the shell.
 const SHELL: &str = "mpsh";
 
-/// Causes make to export the names of its makefiles to its recipes, because a makefile may set
-/// another SHELL.
-const EXPORT_MAKEFILES: &str = "--eval=export TERN_MAKEFILES = $(MAKEFILE_LIST)";
+/// Causes make to export the names of its makefiles, and of the target, to its recipes, because a
+/// makefile may set another SHELL, also for one target.
+const EXPORTS: [&str; 2] =
+    ["--eval=export TERN_MAKEFILES = $(MAKEFILE_LIST)", "--eval=export TERN_TARGET = $@"];
 
 /// The variable in which make exports the names of its makefiles.
 pub(super) const MAKEFILES: &str = "TERN_MAKEFILES";
+/// The variable in which make exports the target of a recipe.
+const TARGET: &str = "TERN_TARGET";
 
 /// How often the status line is updated.
 const STATUS_INTERVAL: Duration = Duration::from_millis(200);
@@ -104,7 +107,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     let (options, make_args) = options::parse(invocation)?;
     let cluster = cluster();
     let mut make = Program::new("make");
-    make.arg(EXPORT_MAKEFILES).arg(format!("SHELL={}", shell.display()));
+    make.args(EXPORTS).arg(format!("SHELL={}", shell.display()));
     let mut jobs = options::jobs(&make_args);
     if jobs.is_none() {
         let all = default_jobs(cluster.as_ref().map_err(Failure::clone)?);
@@ -248,13 +251,15 @@ impl Drop for EventLog {
 /// # Errors
 /// As the shell or mexec, or the command's own status.
 pub(crate) fn run_shell(invocation: &Invocation<'_>) -> Result<(), Failure> {
-    let shell = recipe::makefile_shell(std::env::var_os(MAKEFILES).as_deref());
+    let target = std::env::var(TARGET).unwrap_or_default();
+    let (shell, options) = recipe::makefile_shell(std::env::var_os(MAKEFILES).as_deref(), &target);
+    let shell_args: Vec<OsString> = options.into_iter().chain(invocation.args.iter().cloned()).collect();
     let script = invocation
         .args
         .iter()
         .position(|word| is_command_option(word))
         .and_then(|at| invocation.args.get(at + 1));
-    let Some(script) = script else { return Err(replace_by_shell(&shell, invocation.args)) };
+    let Some(script) = script else { return Err(replace_by_shell(&shell, &shell_args)) };
     let script = script.to_string_lossy();
     let start_record = |why: &str| {
         let record = CommandRecord::requested(&script);
@@ -262,11 +267,11 @@ pub(crate) fn run_shell(invocation: &Invocation<'_>) -> Result<(), Failure> {
     };
     if recipe::is_recursive(&script) {
         let _record = start_record(event_log::RECURSIVE_MAKE);
-        return Err(replace_by_shell(&shell, invocation.args));
+        return Err(replace_by_shell(&shell, &shell_args));
     }
     if recipe::is_trivial(&script) {
         let shell = shell.as_os_str();
-        return mexec::run_here(shell, &argv_of(shell, invocation.args), start_record(event_log::TRIVIAL));
+        return mexec::run_here(shell, &argv_of(shell, &shell_args), start_record(event_log::TRIVIAL));
     }
     let mut args: Vec<OsString> = Vec::new();
     if recipe::is_repeatable(&script) {
@@ -278,7 +283,7 @@ pub(crate) fn run_shell(invocation: &Invocation<'_>) -> Result<(), Failure> {
     }
     args.push("--".into());
     args.push(shell.into_os_string());
-    args.extend(invocation.args.iter().cloned());
+    args.extend(shell_args);
     mexec::run(&Invocation { tool: "mexec", args: &args })
 }
 

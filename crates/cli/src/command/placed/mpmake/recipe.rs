@@ -1,7 +1,7 @@
 //! Classifies a recipe's command line before it runs.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -123,28 +123,60 @@ pub(super) fn is_repeatable(script: &str) -> bool {
 }
 
 /// mpmake overrides SHELL on make's command line. This function returns the shell that the
-/// makefiles would have chosen: the value of their last assignment to SHELL; /bin/bash if that
-/// value contains a variable; /bin/sh if there is no assignment, or its value is not an absolute
-/// path.
-pub(super) fn makefile_shell(makefiles: Option<&OsStr>) -> PathBuf {
+/// makefiles would have chosen for a target, and the shell's options. That is the value of their
+/// last assignment to SHELL for this target, or else of the last one for all targets. It is
+/// /bin/bash if that value contains a variable, and /bin/sh if there is no assignment, or if its
+/// value is not an absolute path.
+pub(super) fn makefile_shell(makefiles: Option<&OsStr>, target: &str) -> (PathBuf, Vec<OsString>) {
     let files = makefiles.map(OsStr::to_string_lossy).unwrap_or_default();
-    let texts = files.split_whitespace().filter_map(|file| fs::read_to_string(file).ok());
-    let named = texts.filter_map(|text| shell_in(&text)).next_back();
-    named.filter(|shell| Path::new(shell).is_absolute()).map_or_else(|| "/bin/sh".into(), PathBuf::from)
+    let texts: Vec<String> =
+        files.split_whitespace().filter_map(|file| fs::read_to_string(file).ok()).collect();
+    let last = |target| texts.iter().filter_map(|text| shell_in(text, target)).next_back();
+    let value = last(Some(target)).or_else(|| last(None)).unwrap_or_default();
+    let mut words = value.split_whitespace();
+    match words.next().filter(|shell| Path::new(shell).is_absolute()) {
+        // Only make can expand variables; bash understands the syntax of every likely shell.
+        _ if value.contains('$') => ("/bin/bash".into(), Vec::new()),
+        Some(shell) => (shell.into(), words.map(OsString::from).collect()),
+        None => ("/bin/sh".into(), Vec::new()),
+    }
 }
 
-fn shell_in(makefile: &str) -> Option<String> {
+/// The value of the last assignment to SHELL for this target, or for all targets.
+fn shell_in(makefile: &str, target: Option<&str>) -> Option<String> {
     let value = |line: &str| {
-        let line = line.trim_start().strip_prefix("SHELL")?.trim_start();
-        let value = line.trim_start_matches([':', '?']).strip_prefix('=')?.trim();
-        // Only make can expand variables; bash understands the syntax of every likely shell.
-        if value.contains('$') {
-            Some("/bin/bash".to_owned())
-        } else {
-            value.split_whitespace().next().map(str::to_owned)
+        // A recipe, or an assignment in a branch of `ifeq`, begins with blanks.
+        let assignment = match target {
+            None => line.trim_start(),
+            Some(target) => {
+                let (targets, rest) = line.split_once(':').filter(|_| !line.starts_with('\t'))?;
+                let is_meant = targets.split_whitespace().any(|pattern| matches_target(pattern, target));
+                Some(rest.trim_start_matches(':')).filter(|_| is_meant)?
+            }
+        };
+        let modifiers = ["override", "export", "private"];
+        let mut assignment = assignment.trim_start();
+        while let Some((_, rest)) = assignment
+            .split_once(char::is_whitespace)
+            .filter(|(first, _)| target.is_some() && modifiers.contains(first))
+        {
+            assignment = rest.trim_start();
         }
+        let value = assignment.strip_prefix("SHELL")?.trim_start();
+        let value = value.trim_start_matches([':', '?']).strip_prefix('=')?;
+        Some(value.split('#').next().unwrap_or_default().trim().to_owned())
     };
     makefile.lines().filter_map(value).next_back()
+}
+
+/// Whether a target is this one, or one that this pattern with `%` stands for.
+fn matches_target(pattern: &str, target: &str) -> bool {
+    match pattern.split_once('%') {
+        None => pattern == target,
+        Some((begin, end)) => target
+            .strip_prefix(begin)
+            .is_some_and(|rest| !rest.is_empty() && rest.len() > end.len() && rest.ends_with(end)),
+    }
 }
 
 #[cfg(test)]
@@ -201,9 +233,27 @@ mod tests {
 
     #[test]
     fn shell_set_by_the_makefile_is_found() {
-        assert_eq!(shell_in("CC=gcc\nSHELL = /bin/bash\nall:\n"), Some("/bin/bash".into()));
-        assert_eq!(shell_in("SHELL:=$(CONFIG_SHELL)\n"), Some("/bin/bash".into()));
-        assert_eq!(shell_in("SHELLS = x\nall: ; echo $(SHELL)\n"), None);
-        assert_eq!(makefile_shell(None), Path::new("/bin/sh"));
+        assert_eq!(shell_in("CC=gcc\nSHELL = /bin/bash # new\nall:\n", None), Some("/bin/bash".into()));
+        assert_eq!(shell_in("SHELL:=$(CONFIG_SHELL)\n", None), Some("$(CONFIG_SHELL)".into()));
+        assert_eq!(shell_in("SHELLS = x\nall: ; echo $(SHELL)\n", None), None);
+        assert_eq!(makefile_shell(None, "all"), ("/bin/sh".into(), Vec::new()));
+    }
+
+    #[test]
+    fn shell_of_one_target_is_found() {
+        let text =
+            "a b: SHELL := /bin/bash -e\n%.o: export SHELL=/bin/dash\nc: SHELLS=x\n\techo d: SHELL=/bin/x\n";
+        let of = |target| shell_in(text, Some(target));
+        assert_eq!(of("b"), Some("/bin/bash -e".into()));
+        assert_eq!(of("dir/x.o"), Some("/bin/dash".into()));
+        assert_eq!((of("c"), of("d"), of(".o"), of("")), (None, None, None, None));
+        assert_eq!(shell_in(text, None), None);
+        let file = std::env::temp_dir().join(format!("tern-makefile-{}", std::process::id()));
+        fs::write(&file, format!("SHELL = /bin/zsh\n{text}e: SHELL = $(X) -e\n")).unwrap();
+        let shell = |target| makefile_shell(Some(file.as_os_str()), target);
+        assert_eq!(shell("a"), ("/bin/bash".into(), vec!["-e".into()]));
+        assert_eq!(shell("c"), ("/bin/zsh".into(), Vec::new()));
+        assert_eq!(shell("e"), ("/bin/bash".into(), Vec::new()));
+        fs::remove_file(file).unwrap();
     }
 }
