@@ -1,5 +1,5 @@
-/* Proves: a process that cannot be moved is refused with a reason and continues undisturbed. The
- * argument selects the reason. */
+/* Proves: a process that cannot be moved is refused with a reason and continues undisturbed, and comes home for the call
+ * that makes it so. The argument selects the reason. */
 #include "program.h"
 #include <linux/filter.h>
 #include <linux/perf_event.h>
@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 
 enum { PAGE = 4096 };
 static char stack[64 << 10];
@@ -96,6 +97,19 @@ int main(int argc, char **argv)
 	} else if (strcmp(what, "huge") == 0) {
 		/* reserving needs no free huge page */
 		CHECK(mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, kind | MAP_HUGETLB | MAP_NORESERVE, -1, 0) != MAP_FAILED);
+	} else if (strcmp(what, "sealed") == 0) {
+		CHECK_IS(syscall(462, at, PAGE, 0), 0); /* mseal */
+		CHECK(munmap(at, PAGE) == -1 && errno == EPERM);
+	} else if (strcmp(what, "large") == 0) {
+		/* more than the machine has, in pieces that the kernel joins; then shared memory */
+		struct sysinfo info;
+		CHECK_IS(sysinfo(&info), 0);
+		size_t all = (info.totalram + info.totalswap) * info.mem_unit, piece = 1ul << 28;
+		for (size_t mapped = 0; mapped <= all; mapped += piece)
+			CHECK(mmap(NULL, piece, PROT_READ | PROT_WRITE, kind, -1, 0) != MAP_FAILED);
+		int fd = memfd_create("shared", 0);
+		CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);
+		CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
 	} else if (strcmp(what, "device") == 0) {
 		int fd = open("/dev/loop0", O_RDONLY);
 		CHECK(fd >= 0 && mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) != MAP_FAILED);

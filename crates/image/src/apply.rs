@@ -11,7 +11,7 @@ use std::borrow::Borrow;
 use tern_tracee::batch::InjectedCall;
 use tern_tracee::inject::Injection;
 use tern_tracee::procfs::Mapping;
-use tern_tracee::{Error, Result};
+use tern_tracee::{Error, PAGE, Result};
 
 /// One change to an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,10 @@ pub enum MapStep {
         advice: i32,
     },
 }
+
+/// The smallest piece in which a large mapping is made, in bytes, and the largest number of pieces.
+const MIN_PIECE: u64 = 256 << 20;
+const MAX_PIECES: u64 = 64;
 
 /// Executes steps in a process under injection.
 pub trait InjectedSpace {
@@ -228,6 +232,7 @@ pub fn subtract(
 /// # Errors
 /// The error of the first step that fails.
 pub fn execute_plan(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<()> {
+    let steps: Vec<MapStep> = steps.iter().flat_map(pieces).collect();
     let removals = steps.iter().take_while(|step| matches!(step, MapStep::Unmap { .. })).count();
     let (removals, rest) = steps.split_at(removals);
     execute_calls(removals, space)?;
@@ -236,6 +241,20 @@ pub fn execute_plan(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<
         space.map_files(&files)?;
     }
     execute_calls(rest, space)
+}
+
+/// Splits a mapping that is larger than [`MIN_PIECE`] and counts as memory that may be needed. The
+/// kernel refuses such a mapping if it alone exceeds all memory, but the program may have made it in
+/// pieces, which the kernel has joined, as it does here.
+fn pieces(step: &MapStep) -> Vec<MapStep> {
+    let MapStep::Map(region) = *step else { return vec![*step] };
+    let counts = region.backing == Backing::Anonymous && region.prot & libc::PROT_WRITE as u32 != 0;
+    if !counts || region.shared || region.no_reserve || region.grows_down || region.len() <= MIN_PIECE {
+        return vec![*step];
+    }
+    let piece = (region.len() / MAX_PIECES).next_multiple_of(PAGE).max(MIN_PIECE);
+    let starts = (region.start..region.end).step_by(piece as usize);
+    starts.map(|start| MapStep::Map(cut(&region, start, region.end.min(start + piece)))).collect()
 }
 
 /// Carries out the steps that map no file.

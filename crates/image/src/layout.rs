@@ -265,6 +265,9 @@ pub fn check(m: &Mapping) -> Result<(), Unmovable> {
     if m.has(b"ht") {
         return Err(Unmovable::HugePages);
     }
+    if m.has(b"sl") && !m.is_kernel_mapping() {
+        return Err(Unmovable::SealedMemory);
+    }
     if m.has(b"ss") {
         return Err(Unmovable::ShadowStack);
     }

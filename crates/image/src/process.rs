@@ -32,6 +32,8 @@ pub enum Unmovable {
     DeviceMapping(String),
     #[error("huge pages: it uses hugetlb memory")]
     HugePages,
+    #[error("sealed memory: it has sealed memory (mseal), which cannot be unmapped")]
+    SealedMemory,
     #[error("shadow stack: it runs with a hardware shadow stack")]
     ShadowStack,
     #[error("userfaultfd: it handles its own page faults")]

@@ -54,8 +54,12 @@ pub mod reason {
     pub const SHARED_MEMORY: &str = "shared memory";
     /// Memory that may not be swapped.
     pub const LOCKED_MEMORY: &str = "locked memory";
-    /// hugetlb memory, which cannot move.
+    /// Pages of hugetlb memory.
     pub const HUGE_PAGES: &str = "huge pages";
+    /// Memory that can never be unmapped.
+    pub const SEALED_MEMORY: &str = "sealed memory";
+    /// More threads than a process that moves may have.
+    pub const THREADS: &str = "threads";
     /// Placement of pages on memory nodes.
     pub const MEMORY_PLACEMENT: &str = "memory placement";
     /// Reads or writes of another process's memory.

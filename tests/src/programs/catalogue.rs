@@ -176,6 +176,7 @@ pub const ENTRIES: &[Entry] = &[
     staying(&["aio"], "special mapping:"),
     staying(&["secret"], "special mapping:"),
     staying(&["huge"], "huge pages:"),
+    staying(&["sealed"], "sealed memory:"),
     staying(&["device"], "device mapping:"),
     staying(&["vdso"], "it has unmapped"),
     entry("epolls", Kind::Calls),

@@ -20,4 +20,5 @@ mod shutdown;
 mod stopped;
 mod time_namespace;
 mod uninterruptible;
+mod unreturnable;
 mod zerocopy;

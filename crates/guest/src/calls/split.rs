@@ -328,6 +328,7 @@ impl Guest {
         if !waits && self.pass_redundant_default(tid, &trap)? {
             return Ok(true);
         }
+        let has_too_many = self.has_max_threads(&trap);
         let Self { process, threads } = self;
         process.note_other_calls(threads, tid);
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
@@ -335,6 +336,8 @@ impl Guest {
         thread.native_call = None;
         if waits {
             process.queued_traps.push(trap);
+        } else if has_too_many {
+            thread.request_home(trap, reason::THREADS, process, home);
         } else {
             thread.handle_trap(trap, process, home)?;
         }

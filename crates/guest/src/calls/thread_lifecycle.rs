@@ -13,7 +13,10 @@ use crate::process::thread::{PendingCall, Thread};
 use crate::sandbox::Sandbox;
 use crate::sandbox::clone::{CloneOutcome, Cloner, THREAD_FLAGS, await_clone_return, child_registers};
 use tern_ids::HomePid;
+use tern_image::process::MAX_THREADS;
 use tern_migrate::message::ThreadSync;
+use tern_syscall::{Route, SplitCall, route};
+use tern_tracee::listener::Notification;
 use tern_tracee::{Error, Memory, Result, cpu};
 
 /// The flags with which threads are created: those about memory, and those that define a thread.
@@ -51,6 +54,20 @@ impl Guest {
         threads.insert(child, new_thread);
         process.note_thread_count(threads);
         Ok(host)
+    }
+
+    /// Whether this call creates a thread, and the process has as many threads as can be moved. Home's
+    /// kernel then decides, when the process is there. Calls that wait for home count as threads.
+    pub(crate) fn has_max_threads(&self, trap: &Notification) -> bool {
+        let creates = |nr: u32, args: &[u64; 6]| match i64::from(nr) {
+            libc::SYS_clone3 => true,
+            _ => route(nr, args) == Route::Both(SplitCall::Thread),
+        };
+        let is_creating = |thread: &&Thread| {
+            thread.pending.as_ref().is_some_and(|pending| creates(pending.trap.nr, &pending.trap.args))
+        };
+        creates(trap.nr, &trap.args)
+            && self.threads.len() + self.threads.values().filter(is_creating).count() >= MAX_THREADS
     }
 
     /// Lets a thread exit here, after home has reported the end of its deputy thread. Returns

@@ -104,5 +104,6 @@ rows! {
     454 futex_wake HERE [V, V, V, V] {} FUTEX;
     455 futex_wait HERE [V, V, V, V, V, V] {waits(Interrupted::Restarts, Timeout::Absolute(4))} FUTEX;
     456 futex_requeue HERE [V, V, V, V] {} FUTEX;
-    462 mseal HERE [V, V, V] {} OWN;
+    462 mseal (homeward(reason::SEALED_MEMORY)) [V, V, V] {}
+        "Sealed memory can never be unmapped, so its process stays where it is.";
 }
