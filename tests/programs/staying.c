@@ -100,6 +100,17 @@ int main(int argc, char **argv)
 	} else if (strcmp(what, "sealed") == 0) {
 		CHECK_IS(syscall(462, at, PAGE, 0), 0); /* mseal */
 		CHECK(munmap(at, PAGE) == -1 && errno == EPERM);
+	} else if (strcmp(what, "tsc") == 0) {
+		CHECK_IS(prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0), 0);
+		say("held\n"); /* from now on it may not read a clock */
+		while (access(getenv("TERN_UNTIL"), F_OK) != 0)
+			;
+		return pass();
+	} else if (strcmp(what, "mdwe") == 0) {
+		CHECK_IS(prctl(65, 1, 0, 0, 0), 0); /* PR_SET_MDWE */
+	} else if (strcmp(what, "dispatch") == 0) {
+		static char selector; /* the kernel makes all calls */
+		CHECK_IS(prctl(59, 1, 0, 0, &selector), 0); /* PR_SET_SYSCALL_USER_DISPATCH */
 	} else if (strcmp(what, "large") == 0) {
 		/* more than the machine has, in pieces that the kernel joins; then shared memory */
 		struct sysinfo info;

@@ -23,6 +23,7 @@ pub mod content;
 pub mod guards;
 pub mod layout;
 pub mod limits;
+pub mod modes;
 pub mod node_file;
 pub mod object;
 pub mod pages;

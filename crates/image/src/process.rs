@@ -50,6 +50,8 @@ pub enum Unmovable {
     ThirtyTwoBit,
     #[error("seccomp: it has its own seccomp filter")]
     Seccomp,
+    #[error("CPU mode: it {0}")]
+    CpuMode(String),
     #[error("shared address space: it shares its memory with process {0} (vfork or clone)")]
     SharedAddressSpace(i32),
     #[error("special descriptor: it holds an {0}")]

@@ -134,12 +134,31 @@ impl Process {
         Ok(())
     }
 
-    /// Checks that all its threads, which are stopped, run 64-bit code.
+    /// Checks that all its threads, which are stopped, run 64-bit code, and that calls that are
+    /// injected into them reach the kernel.
     pub(crate) fn check_registers(&self) -> std::result::Result<(), Unmovable> {
-        let stopped = self.threads.values().filter_map(|thread| thread.stopped.as_ref());
-        stopped
-            .filter_map(|stopped| stopped.registers().ok())
-            .try_for_each(|registers| check_registers(&registers))
+        self.threads.values().filter_map(|thread| thread.stopped.as_ref()).try_for_each(|stopped| {
+            if stopped.dispatches_calls() {
+                return Err(Unmovable::CpuMode("handles its own system calls".into()));
+            }
+            stopped.registers().map_or(Ok(()), |registers| check_registers(&registers))
+        })
+    }
+
+    /// Ends the injections of threads, which stay stopped.
+    ///
+    /// # Errors
+    /// If one is gone.
+    pub(super) fn finish_injections(&mut self, injections: Vec<Injection>) -> Result<()> {
+        let mut finished = Ok(());
+        for injection in injections {
+            let tid = HomePid(injection.pid());
+            finished = finished.and(injection.finish().and_then(|stopped| {
+                self.thread(tid)?.stopped = Some(stopped);
+                Ok(())
+            }));
+        }
+        finished
     }
 
     /// Builds the offer for a node, with a new epoch.

@@ -22,9 +22,15 @@ impl Shim {
     /// execute at the destination, or if it joins a group that is stopped already.
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let home = (self.start.node, self.start.id);
-        let Some(process) = self.processes.get(&pid) else { return };
-        let why = match check_movable(pid.0, std::process::id() as i32) {
-            Ok(movable) => movable.and_then(|()| process.check_registers()).err().map(|why| why.to_string()),
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let movable = check_movable(pid.0, std::process::id() as i32).and_then(|movable| {
+            match movable.and_then(|()| process.check_registers()) {
+                Ok(()) => process.check_code(),
+                Err(why) => Ok(Err(why)),
+            }
+        });
+        let why = match movable {
+            Ok(movable) => movable.err().map(|why| why.to_string()),
             Err(error) => {
                 self.requeue_task(pid);
                 Some(error.to_string())
@@ -37,8 +43,10 @@ impl Shim {
         }
         self.set_guest_node(pid, peer);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        match process.prepare(peer, home) {
-            Ok(offer) => {
+        let prepared = process.prepare(peer, home);
+        match prepared.and_then(|offer| Ok((offer, process.check_modes()?))) {
+            Ok((_, Err(why))) => self.cancel_outgoing(pid, &why.to_string()),
+            Ok((offer, Ok(()))) => {
                 let sent = self.peers.send(peer, pid, &Message::Offer(Box::new(offer)));
                 if sent.is_err() {
                     self.peer_lost(peer);

@@ -136,15 +136,7 @@ impl MigrationSource for OutgoingSource<'_> {
         let mut injections = process.injections()?;
         let captured = process.capture(&mut injections, &memory, reserve, layout);
         // Report the injected call that failed, rather than the failure to end that injection.
-        let mut finished = Ok(());
-        for injection in injections {
-            let tid = HomePid(injection.pid());
-            let stopped = injection.finish();
-            finished = finished.and(stopped.and_then(|stopped| {
-                process.thread(tid)?.stopped = Some(stopped);
-                Ok(())
-            }));
-        }
+        let finished = process.finish_injections(injections);
         let image = captured?;
         finished?;
         let sync = |thread: &ThreadImage| {

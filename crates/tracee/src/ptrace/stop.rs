@@ -448,6 +448,18 @@ impl Stopped {
         Ok((u64::from(words[0]) | u64::from(words[1]) << 32, words[2], words[3]))
     }
 
+    /// Whether it has calls dispatched to its own handler (PR_SET_SYSCALL_USER_DISPATCH). False if
+    /// the kernel, older than 6.4, does not report that.
+    #[must_use]
+    pub fn dispatches_calls(&self) -> bool {
+        // struct ptrace_sud_config: u64 mode, selector, offset, len.
+        const GET_SYSCALL_USER_DISPATCH: u32 = 0x4211;
+        let mut words = [0u64; 4];
+        let what = "read syscall user dispatch";
+        let read = request(what, GET_SYSCALL_USER_DISPATCH, self.pid, 32, words.as_mut_ptr() as usize);
+        read.is_ok() && words[0] != 0
+    }
+
     /// Resumes it, and delivers `signal` if it is not 0.
     ///
     /// # Errors
