@@ -256,10 +256,12 @@ impl Layout {
 /// If not, with the reason.
 pub fn check(m: &Mapping) -> Result<(), Unmovable> {
     let name = String::from_utf8_lossy(&m.name).into_owned();
-    if m.has(b"io")
-        || m.has(b"pf")
-        || name.starts_with("/dev/") && !name.starts_with("/dev/zero") && !name.starts_with("/dev/shm/")
-    {
+    // A shared mapping of the device that can never be written, while anonymous memory can. The kernel
+    // names shared anonymous memory like a deleted file.
+    let is_zero_device = name == "/dev/zero" && m.shared;
+    let is_device =
+        name.starts_with("/dev/") && !name.starts_with("/dev/zero") && !name.starts_with("/dev/shm/");
+    if m.has(b"io") || m.has(b"pf") || is_device || is_zero_device {
         return Err(Unmovable::DeviceMapping(name));
     }
     if m.has(b"ht") {

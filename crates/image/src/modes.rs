@@ -21,11 +21,14 @@ const TILES: u64 = 1 << 18;
 const SPECULATION_IS_SET: i64 = 1;
 /// PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, PR_SPEC_DISABLE_NOEXEC
 const SPECULATION_IS_OFF: i64 = 4 | 8 | 16;
+/// PR_SPEC_ENABLE. For PR_SPEC_L1D_FLUSH it means that the cache is flushed, and the other value is the
+/// default.
+const FLUSH_IS_ON: i64 = 2;
 
-/// The kinds of speculation: store bypass, indirect branches, and flushing the first cache.
+/// PR_SPEC_STORE_BYPASS, PR_SPEC_INDIRECT_BRANCH and PR_SPEC_L1D_FLUSH.
 const SPECULATIONS: [u64; 3] = [0, 1, 2];
 
-/// Checks whether a process, one of whose threads is under injection, may have code that Tern writes.
+/// Checks whether a process may have code that Tern writes. One of its threads is under injection.
 ///
 /// # Errors
 /// `Err` if it is gone; `Ok(Err)` if not.
@@ -56,22 +59,22 @@ pub fn check(
         ],
         ..InjectBatch::default()
     })?;
-    let first = &mut injections[..1.min(each.len())];
-    let all = run_batches(first, memory, area, &|_, data| InjectBatch {
+    // A batch has at most four calls.
+    let more = run_batches(injections, memory, area, &|_, data| InjectBatch {
         calls: vec![
             (libc::SYS_arch_prctl, [ARCH_GET_XCOMP_PERM, data, 0, 0, 0, 0]),
             (libc::SYS_arch_prctl, [ARCH_GET_UNTAG_MASK, data + 8, 0, 0, 0, 0]),
             cache,
         ],
-        // What a kernel without these options leaves.
+        // A kernel without these options leaves these values.
         data: [0, u64::MAX, 0, 0, 0, 0],
     })?;
-    let of_thread = each.iter().find_map(|done| of_thread(&done.calls, &done.data));
-    let found = of_thread.or_else(|| all.iter().find_map(|done| of_process(&done.calls, &done.data)));
+    let found = each.iter().find_map(|done| found_first(&done.calls, &done.data));
+    let found = found.or_else(|| more.iter().find_map(|done| found_second(&done.calls, &done.data)));
     Ok(found.map_or(Ok(()), |what| Err(Unmovable::CpuMode(what.into()))))
 }
 
-fn of_thread(calls: &[i64], data: &[u64]) -> Option<&'static str> {
+fn found_first(calls: &[i64], data: &[u64]) -> Option<&'static str> {
     let ([_, cpuid, store_bypass, branches], [tsc, ..]) = (calls, data) else { return None };
     match () {
         () if tsc & 0xffff_ffff == TSC_DISABLED => Some("may not read the time stamp counter"),
@@ -81,12 +84,12 @@ fn of_thread(calls: &[i64], data: &[u64]) -> Option<&'static str> {
     }
 }
 
-fn of_process(calls: &[i64], data: &[u64]) -> Option<&'static str> {
+fn found_second(calls: &[i64], data: &[u64]) -> Option<&'static str> {
     let ([_, _, cache], [features, addresses, ..]) = (calls, data) else { return None };
     match () {
         () if features & TILES != 0 => Some("has asked for AMX tiles"),
         () if *addresses != u64::MAX => Some("has tagged addresses"),
-        () if restricts_speculation(*cache) => Some(SPECULATION),
+        () if is_set(*cache) && cache & FLUSH_IS_ON != 0 => Some("has its cache flushed"),
         () => None,
     }
 }
@@ -94,7 +97,11 @@ fn of_process(calls: &[i64], data: &[u64]) -> Option<&'static str> {
 const SPECULATION: &str = "restricts speculation";
 
 fn restricts_speculation(state: i64) -> bool {
-    state > 0 && state & SPECULATION_IS_SET != 0 && state & SPECULATION_IS_OFF != 0
+    is_set(state) && state & SPECULATION_IS_OFF != 0
+}
+
+fn is_set(state: i64) -> bool {
+    state > 0 && state & SPECULATION_IS_SET != 0
 }
 
 #[cfg(test)]
@@ -103,18 +110,20 @@ mod tests {
 
     #[test]
     fn default_settings_move() {
-        assert_eq!(of_thread(&[0, 1, 3, 3], &[1, 0, 0]), None);
-        assert_eq!(of_thread(&[0, -22, -19, 0], &[1, 0, 0]), None, "an old kernel");
-        assert_eq!(of_process(&[-22, -22, -19], &[0, u64::MAX, 0]), None);
-        assert_eq!(of_process(&[0, 0, 4], &[0x2ff, u64::MAX, 0]), None, "the machine's setting");
+        assert_eq!(found_first(&[0, 1, 3, 3], &[1, 0, 0]), None);
+        assert_eq!(found_first(&[0, -22, -19, 0], &[1, 0, 0]), None, "an old kernel");
+        assert_eq!(found_first(&[0, 1, 4, 4], &[1, 0, 0]), None, "the machine's setting");
+        assert_eq!(found_second(&[-22, -22, -19], &[0, u64::MAX, 0]), None);
+        assert_eq!(found_second(&[0, 0, 5], &[0x2ff, u64::MAX, 0]), None);
     }
 
     #[test]
     fn settings_of_the_program_do_not_move() {
-        assert!(of_thread(&[0, 1, 3, 3], &[2, 0, 0]).is_some());
-        assert!(of_thread(&[0, 0, 3, 3], &[1, 0, 0]).is_some());
-        assert!(of_thread(&[0, 1, 5, 3], &[1, 0, 0]).is_some());
-        assert!(of_process(&[0, 0, 3], &[0x602ff, u64::MAX, 0]).is_some());
-        assert!(of_process(&[0, 0, 3], &[0x2ff, !(63 << 57), 0]).is_some());
+        assert!(found_first(&[0, 1, 3, 3], &[2, 0, 0]).is_some());
+        assert!(found_first(&[0, 0, 3, 3], &[1, 0, 0]).is_some());
+        assert!(found_first(&[0, 1, 5, 3], &[1, 0, 0]).is_some());
+        assert!(found_second(&[0, 0, 5], &[0x602ff, u64::MAX, 0]).is_some());
+        assert!(found_second(&[0, 0, 5], &[0x2ff, !(63 << 57), 0]).is_some());
+        assert!(found_second(&[0, 0, 3], &[0x2ff, u64::MAX, 0]).is_some());
     }
 }

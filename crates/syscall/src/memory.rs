@@ -15,7 +15,8 @@ pub trait UserMemory {
     /// [`Fault`] if the guest itself could not write some byte of the range.
     fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault>;
 
-    /// The number of bytes from the beginning of this range to which the guest could write. Checked
+    /// The number of bytes from the beginning of this range to which the guest could write, as far as
+    /// that is known without a write. Checked
     /// before a call that consumes the data that it reads, so that data which cannot be delivered is
     /// not taken from a pipe or a socket. An implementation that always returns `len` loses such
     /// data where the kernel would not.

@@ -4,6 +4,7 @@ pub mod pagemap;
 pub mod shared_memory;
 pub mod write_tracker;
 
+use crate::PAGE;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -63,6 +64,17 @@ impl Memory {
         // SAFETY: `local` describes `into`; the remote address is not dereferenced here.
         let n = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
         self.count(n, "read memory")
+    }
+
+    /// The number of bytes from the beginning of this range that can be read. Reading a byte of each page
+    /// shows that the page is mapped. Writing the byte back would race with the page's other users, so a
+    /// read-only page counts.
+    #[must_use]
+    pub fn mapped_len(&self, from: u64, len: u64) -> u64 {
+        let mut byte = [0];
+        let mut pages = (from & !(PAGE - 1)..from.saturating_add(len)).step_by(PAGE as usize);
+        let bad = pages.find(|page| !self.read_some((*page).max(from), &mut byte).is_ok_and(|n| n == 1));
+        bad.map_or(len, |bad| bad.max(from) - from)
     }
 
     fn count(&self, n: isize, operation: &'static str) -> Result<usize> {

@@ -1,4 +1,4 @@
-//! What a deputy's mmap has mapped, for the guest that will map the same.
+//! The mapping that a deputy's mmap has made, for the guest that will map the same.
 
 use crate::process::Process;
 use crate::waker::Waker;
@@ -16,7 +16,7 @@ use tern_tracee::{PAGE, procfs};
 /// because another thread's call may have changed the mapping meanwhile.
 const MAX_FILE_REQUESTS: u32 = 3;
 
-/// What a finished mmap has mapped.
+/// The mapping that a finished mmap has made.
 pub(super) struct DescribedMapping {
     /// The file.
     pub(super) mapped: Option<Mapped>,
@@ -46,9 +46,9 @@ impl Process {
         })
     }
 
-    /// What a thread's finished mmap has mapped. The mapping is redundant if another mapping keeps
-    /// the file. Nothing for other calls. Pending while a worker identifies the file; the worker
-    /// then wakes the main loop.
+    /// The mapping that a thread's finished mmap has made; nothing if it is another call. The mapping is
+    /// redundant if another mapping keeps the file. Pending while a worker identifies the file; the
+    /// worker then wakes the main loop.
     pub(super) fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
         const NOTHING: Poll<DescribedMapping> =
             Poll::Ready(DescribedMapping { mapped: None, surplus: None, home_only: false });
@@ -74,7 +74,8 @@ impl Process {
         // New shared anonymous memory: only this process has it yet, and shares it with its
         // children.
         const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
-        if matches!(call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
+        let is_new_object = matches!(call.args[3], Arg::Value(flags) if flags & SHARED == SHARED);
+        if is_new_object {
             self.files.objects.insert(object::id(mapping));
         }
         let (requests, length) = (current.file_requests, call.args[1].clone());
@@ -85,7 +86,7 @@ impl Process {
                 && self.own_mappings.placeholders().iter().any(is_placeholder)
         });
         // A private mapping of a file that is already mapped is as good as the other.
-        let is_checked = requests > 0 || is_kept && !mapping.shared;
+        let is_checked = requests > 0 || is_new_object || is_kept && !mapping.shared;
         if !is_checked && self.is_home_only(mapping) {
             return AT_HOME;
         }

@@ -161,7 +161,9 @@ impl Shim {
         self.note_lookup(pid, tid, &current, &result.outcome);
         self.add_children_usage(pid, &current.request.call, &mut result.outcome);
         let nr = current.request.call.nr;
-        if tern_image::limits::may_change(nr) && result.outcome.ret == 0 {
+        let only_reads =
+            i64::from(nr) == libc::SYS_prlimit64 && current.request.call.args[2] == Arg::Value(0);
+        if tern_image::limits::may_change(nr) && !only_reads && result.outcome.ret == 0 {
             // The capabilities are the calling thread's own.
             result.limits = tern_image::limits::of(tid.0).ok();
         }

@@ -57,12 +57,14 @@ impl MigrationSource for OutgoingSource<'_> {
         }
         if is_stopped {
             // While the process ran it may have begun something that keeps it at home: a filter, a
-            // ring, a vfork child.
+            // ring, a vfork child, a setting of the processor.
             if progress != (Progress::Done { while_stopped: true }) {
                 self.process.files.forget_objects();
                 self.process.files.forget_changed();
             }
             check_movable(pid, std::process::id() as i32)??;
+            self.process.check_registers()?;
+            self.process.check_modes()??;
         }
         // The maps of a running process are read in pieces, which need not be consistent. And in
         // the middle of an exec an address space is incomplete: the kernel's own mappings come

@@ -33,6 +33,11 @@ impl tern_syscall::UserMemory for HomeMemory<'_> {
     fn write(&mut self, addr: u64, data: &[u8]) -> std::result::Result<(), tern_syscall::Fault> {
         self.0.write(addr, data).map_err(|_e| tern_syscall::Fault)
     }
+
+    fn writable(&mut self, addr: u64, len: u64) -> u64 {
+        // As the guest has determined it, so that both have the same outputs.
+        self.0.mapped_len(addr, len)
+    }
 }
 
 #[allow(clippy::large_enum_variant, reason = "one at a time")]

@@ -31,6 +31,11 @@ impl Shim {
         let mut again = rejected(request.number, 0);
         again.prelude = prelude;
         again.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
+        let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
+        if let Some(thread) = thread {
+            // A repeated request must not make the prelude again.
+            thread.last_result = Some(again.clone());
+        }
         self.send(tid, &Message::Result(Box::new(again)));
     }
 

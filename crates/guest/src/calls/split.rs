@@ -324,11 +324,12 @@ impl Guest {
         home: &mut Outbox,
     ) -> GuestResult<bool> {
         let changes = changes_action(&trap) && self.is_action_change_pending();
-        let waits = !self.process.stop_reasons.is_quiescing() && (changes || self.has_internal_call());
+        let is_quiescing = self.process.stop_reasons.is_quiescing();
+        let waits = !is_quiescing && (changes || self.has_internal_call());
         if !waits && self.pass_redundant_default(tid, &trap)? {
             return Ok(true);
         }
-        let has_too_many = self.has_max_threads(&trap);
+        let has_too_many = !is_quiescing && self.has_max_threads(&trap);
         let Self { process, threads } = self;
         process.note_other_calls(threads, tid);
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };

@@ -19,12 +19,6 @@ impl tern_syscall::UserMemory for GuestMemory<'_> {
     }
 
     fn writable(&mut self, addr: u64, len: u64) -> u64 {
-        // Reading a byte of each page shows that the page is mapped. Writing the byte back would
-        // race with the page's other users, so a read-only page is found only when the result is
-        // written.
-        let mut byte = [0];
-        let mut pages = (addr & !4095..addr.saturating_add(len)).step_by(4096).map(|page| page.max(addr));
-        let bad = pages.find(|at| !self.0.read_some(*at, &mut byte).is_ok_and(|n| n == 1));
-        bad.map_or(len, |bad| bad - addr)
+        self.0.mapped_len(addr, len)
     }
 }

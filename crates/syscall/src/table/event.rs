@@ -8,9 +8,10 @@ const NEW: &str = "New descriptors are the deputy's.";
 const BITS: Shape = Shape::Rewritten(Len::Bits(0));
 const MASK: Shape = input(SIGSET);
 const EVENT: u32 = 12;
-/// The kernel refuses a count above RLIMIT_NOFILE before it reads any entry.
+/// The kernel refuses a count above RLIMIT_NOFILE before it reads any entry. It writes a part of each
+/// entry only, so an unchanged array is not written back.
 const DESCRIPTORS: Shape =
-    Shape::Rewritten(counted(1, Width::UInt, 8, limits::MAX_DESCRIPTORS, OverLimit::Refused));
+    Shape::InOut(counted(1, Width::UInt, 8, limits::MAX_DESCRIPTORS, OverLimit::Refused));
 const EVENTS: Shape = filled(counted(2, Width::Int, EVENT, 65536, OverLimit::Cut), EVENT);
 const LEFT: Shape = Shape::TimeLeft(PAIR);
 const AIO: &str = "Its ring is mapped into the process, where home's kernel writes to it.";
