@@ -22,9 +22,9 @@ const SO_PEEK_OFF: SockOpt = SockOpt(SOL_SOCKET, libc::SO_PEEK_OFF);
 const ATTEMPTS: usize = 8;
 
 /// Captures the connection of a socket. The socket is then in repair mode: the program can neither
-/// send nor receive, and the kernel sends nothing when it is closed. Its timers still run, until
-/// [`resume`](crate::resume()) or [`discard`](crate::discard): see the crate's page for which to call
-/// when.
+/// send nor receive, and the kernel sends nothing when it is closed. Its timers still run, and may
+/// repeat what was sent before, until [`resume`](crate::resume()) or [`discard`](crate::discard): see
+/// the crate's page for which to call when.
 ///
 /// The caller has stopped the programs that use the socket, and holds back the connection's packets.
 ///
@@ -69,6 +69,12 @@ struct Snapshot {
 }
 
 impl Snapshot {
+    /// The send queue is selected, and read, last. While it is, the kernel only counts data as sent
+    /// where it would send it (`tcp_write_xmit`, net/ipv4/tcp_output.c): at a timer, of which pacing
+    /// has one for every few segments, or at an acknowledgement that was on its way. `unsent` is
+    /// therefore what the peer has not been sent when the socket is discarded, if it equals that of an
+    /// earlier snapshot. Otherwise the peer would acknowledge data that the restored socket has not
+    /// sent, and a socket drops such segments, for ever.
     fn of(socket: BorrowedFd<'_>) -> Result<Self, SystemError> {
         let info = Info::of(socket)?;
         Ok(Self {
@@ -97,7 +103,6 @@ fn read(
         if Snapshot::of(socket)? != before {
             continue;
         }
-        repair::select(socket, Queue::None)?;
         let windows = before.windows;
         return Ok(Connection {
             local,

@@ -9,12 +9,11 @@
 //! ```
 //!
 //! The caller stops the programs that use the socket, and holds back the connection's packets that
-//! arrive, from before [`capture`] until after [`restore`], [`restore_into`] or [`resume`]. The timers
-//! of a captured socket still run and may send: data that counts as unsent in the capture, and
-//! timestamps after which the peer drops segments of the restored socket. So the caller calls
-//! [`discard`] at once after [`capture`], before it sends the connection anywhere, or else holds back
-//! what the socket sends as well. A move is cancelled by [`restore_into`] after [`discard`], and by
-//! [`resume`] before.
+//! arrive, from before [`capture`] until after [`restore`], [`restore_into`] or [`resume`]. A captured
+//! socket sends nothing new, but its timers still run: they may repeat segments, with timestamps after
+//! which the peer drops those of the restored socket. Data that they would have sent counts as sent
+//! then. So the caller calls [`discard`] at once after [`capture`], before it sends the connection
+//! anywhere. A move is cancelled by [`restore_into`] after [`discard`], and by [`resume`] before.
 //!
 //! The caller has CAP_NET_ADMIN and CAP_NET_RAW in the user namespace that owns the network namespace.
 //!

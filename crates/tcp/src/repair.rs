@@ -41,7 +41,8 @@ pub(crate) enum Queue {
     None = 0,
     /// Data that is sent goes into the receive queue.
     Receive = 1,
-    /// Data that is sent goes into the send queue and counts as sent.
+    /// Data that is sent goes into the send queue and counts as sent. So does data of the queue that
+    /// was not sent, when the kernel would send it.
     Send = 2,
 }
 

@@ -2,11 +2,16 @@
 
 use crate::host::counter;
 use crate::router::{Net, wait_until};
-use crate::traffic::{SIOCINQ, SIOCOUTQ, SIOCOUTQNSD, Stream, info, migrate, migrate_into, queued, state};
+use crate::traffic::{
+    SIOCINQ, SIOCOUTQ, SIOCOUTQNSD, Stream, info, migrate, migrate_into, over_the_wire, queued, set_option,
+    state,
+};
+use libc::SOL_SOCKET;
 use rustix::fd::{AsFd, OwnedFd};
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
-use tern_tcp::{capture, resume};
+use tern_tcp::{capture, discard, restore, resume};
 
 /// Sends and checks some bytes in both directions.
 pub(crate) fn exchange(client: &impl AsFd, server: &impl AsFd, streams: &mut [Stream; 4]) {
@@ -122,6 +127,55 @@ fn no_byte_is_lost_in_twenty_moves_with_full_queues() {
     let net = Net::new();
     let (client, server) = net.pair();
     load(&net, client, server, 20, Default::default());
+}
+
+/// A timer of pacing sends the next segments, without an acknowledgement of the peer.
+#[test]
+fn a_captured_socket_sends_no_new_data() {
+    /// include/uapi/asm-generic/socket.h, in bytes per second: a segment in 7 ms.
+    const SO_MAX_PACING_RATE: i32 = 47;
+    const RATE: i32 = 200_000;
+    const LENGTH: usize = 8 << 10;
+    /// The first ten segments are not paced.
+    const NOT_PACED: usize = 16 << 10;
+    let net = Net::new();
+    let one_at_a_time = ["link", "set", "t0", "gso_max_segs", "1"];
+    assert!(net.servers[0].run(|| Command::new("ip").args(one_at_a_time).status().unwrap().success()));
+    let begin = || {
+        let (client, server) = net.pair();
+        set_option(&server, SOL_SOCKET, SO_MAX_PACING_RATE, RATE).unwrap();
+        let [mut to_client, mut at_client]: [Stream; 2] = Default::default();
+        wait_until("the first segments arrive", || {
+            to_client.send_some(&server, NOT_PACED - to_client.0 as usize);
+            at_client.receive_some(&client, NOT_PACED).unwrap();
+            at_client.0 == NOT_PACED as u64 && queued(&server, SIOCOUTQ) == 0
+        });
+        (client, server, to_client, at_client)
+    };
+    let (other_client, other, mut to_other, _) = begin();
+    let (client, server, mut to_client, mut at_client) = begin();
+    net.hold_to_server();
+    assert_eq!(to_client.send_some(&server, LENGTH), LENGTH);
+    let connection = capture(&server).unwrap();
+    let sent = LENGTH - connection.send.unsent.len();
+    assert!(sent < LENGTH, "pacing has delayed a part");
+    // As long as the timer needs for all the rest.
+    assert_eq!(to_other.send_some(&other, LENGTH), LENGTH);
+    wait_until("the other socket sends all", || queued(&other_client, SIOCINQ) == LENGTH as i32);
+    assert_eq!(queued(&client, SIOCINQ), sent as i32);
+    discard(&server, &connection).unwrap();
+    discard(&other, &capture(&other).unwrap()).unwrap();
+    let away = net.servers[1].run(|| restore(&over_the_wire(&connection)).unwrap());
+    // Those of the other connection would be answered with a reset.
+    net.drop_held(1);
+    let until = to_client.0 + LENGTH as u64;
+    wait_until("all arrives, and more", || {
+        to_client.send_some(&away, 1 << 10);
+        at_client.receive_some(&client, 1 << 16).unwrap();
+        at_client.0 > until
+    });
+    assert_eq!(net.servers[1].run(|| counter("TCPChallengeACK")), 0);
+    net.assert_no_reset();
 }
 
 #[test]
