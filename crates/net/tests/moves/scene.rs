@@ -104,11 +104,25 @@ impl Scene {
                 }
             }
         };
+        wait_for_links(&segment, "bridge_slave", "state forwarding");
+        for place in [&home, &node, &client, &router] {
+            wait_for_links(place, "veth", "state UP");
+        }
         // However slow this machine is, only a lost packet causes a timeout.
         ip(&client, "route change 10.9.0.0/24 dev eth0 rto_min 20s");
         let no_probes = || std::fs::write("/proc/sys/net/ipv4/tcp_early_retrans", "0").unwrap();
         client.run(no_probes).unwrap();
         Self { client, home: Arc::new(home), node, node_address, _others: vec![segment, router] }
+    }
+}
+
+/// Returns when all links of this kind pass packets. Until then the kernel drops them, at an interface
+/// without a carrier and at a port of the bridge that does not forward.
+fn wait_for_links(place: &NetworkNamespace, kind: &str, ready: &str) {
+    let until = Instant::now() + LIMIT;
+    while !ip(place, &format!("-d -o link show type {kind}")).lines().all(|link| link.contains(ready)) {
+        assert!(Instant::now() < until, "no link with {ready:?} after {LIMIT:?}");
+        thread::yield_now();
     }
 }
 

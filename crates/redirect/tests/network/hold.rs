@@ -91,8 +91,11 @@ const SLOW: &str = "20s";
 /// Sets the client's least retransmission timeout, and switches the earlier probe of RFC 8985 off.
 /// Frames that are not given back then cost one timeout.
 fn set_retransmission_timeout(scene: &Scene, timeout: &str) {
-    let off = || std::fs::write("/proc/sys/net/ipv4/tcp_early_retrans", "0");
-    scene.client.run(off).unwrap().unwrap();
+    // BBR puts one segment into a frame if the first round trip was slow, and Reno at least two.
+    for (setting, value) in [("tcp_early_retrans", "0"), ("tcp_congestion_control", "reno")] {
+        let set = || std::fs::write(format!("/proc/sys/net/ipv4/{setting}"), value);
+        scene.client.run(set).unwrap().unwrap();
+    }
     let subnet = ["10.9.0.0/24", "fd09::/64"][scene.version];
     let version = ["-4", "-6"][scene.version];
     // The route that the kernel made with the address has another protocol number.

@@ -47,12 +47,18 @@ impl Scene {
             ip(machine, &format!("addr add {}/24 dev eth0", addresses[0]));
             ip(machine, &format!("addr add {}/64 dev eth0 nodad", addresses[1]));
         }
-        for (machine, ..) in scene.machines() {
-            wait_for("the link's carrier", || {
-                read(machine, "/sys/class/net/eth0/operstate").map(|s| s == "up\n")
-            });
-        }
+        scene.wait_for_links();
         scene
+    }
+
+    /// Returns when packets pass. Until then the kernel drops them, at an interface without a carrier and
+    /// at a port of the switch that does not forward, and the client's first segment costs a timeout.
+    fn wait_for_links(&self) {
+        for (machine, _, number) in self.machines() {
+            let port = format!("-d link show dev p{number}");
+            wait_for("forwarding port", || Some(ip(&self.switch, &port).contains("state forwarding")));
+            wait_for("carrier", || Some(ip(machine, "link show dev eth0").contains("state UP")));
+        }
     }
 
     fn machines(&self) -> [(&NetworkNamespace, [&'static str; 2], u32); 3] {
