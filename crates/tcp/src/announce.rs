@@ -66,9 +66,10 @@ impl<'a> Injector<'a> {
             timestamp,
             payload: &[0],
         };
-        // A peer that has closed as well has nothing to send, and its answer could arrive after this
-        // side has closed, which would answer with a reset.
-        if !matches!(connection.state, State::LastAck | State::Closing) {
+        // A peer that has closed as well has nothing to send, and if this side's FIN was sent, its answer
+        // could arrive after this side has closed, which would answer with a reset.
+        let both_closed = matches!(connection.state, State::LastAck | State::Closing);
+        if !(both_closed && connection.send.fin_sent) {
             self.send(&probe)?;
         }
         // The socket answers data outside its window in the same way, with its window of now. A

@@ -9,7 +9,7 @@
 use crate::error::{InCall, RestoreError, SystemError};
 use crate::repair::{self, Info};
 use crate::syscalls::{SockOpt, int_option};
-use crate::{Connection, restore};
+use crate::{Connection, restore, resume};
 use libc::SOL_SOCKET;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{connect_unspec, getsockname};
@@ -35,8 +35,9 @@ pub fn discard(socket: &impl AsFd, connection: &Connection) -> Result<(), System
     disconnect(socket, connection)
 }
 
-/// Restores a connection into the placeholder that it left behind. The thread must be in the
-/// socket's network namespace. See [`restore`](crate::restore()).
+/// Restores a connection into the placeholder that it left behind, and lets it go on. The thread must
+/// be in the socket's network namespace. See [`restore`](crate::restore()) and
+/// [`resume`](crate::resume()).
 ///
 /// # Errors
 /// The socket is still, or again, a placeholder.
@@ -49,9 +50,9 @@ pub fn restore_into(socket: &impl AsFd, connection: &Connection) -> Result<(), R
     if !is_placeholder || Info::of(socket)?.state != CLOSED {
         return Err(RestoreError::NotPlaceholder);
     }
-    restore::rebuild(socket, connection).inspect_err(|_| {
+    restore::rebuild(socket, connection).and_then(|()| Ok(resume(&socket, connection)?)).inspect_err(|_| {
         // The first error is the one to report.
-        let _ = disconnect(socket, connection);
+        let _ = repair::begin(socket).and_then(|()| disconnect(socket, connection));
     })
 }
 

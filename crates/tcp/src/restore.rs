@@ -24,9 +24,11 @@ const MAX_MSS_LIMIT: u16 = 32767;
 /// Bytes that are added to a queue by one call. The kernel makes one buffer of them.
 const CHUNK: usize = 64 << 10;
 
-/// Restores a connection as a new socket in the calling thread's network namespace, and makes both
-/// sides send an acknowledgement. The local address must be one of the namespace, and the loopback
-/// device must be up. The descriptor has `FD_CLOEXEC`.
+/// Restores a connection as a new socket in the calling thread's network namespace. The local address
+/// must be one of the namespace, and the loopback device must be up. The descriptor has `FD_CLOEXEC`.
+///
+/// The connection goes on with [`resume`](crate::resume()). Until then the socket sends no data that
+/// was not sent before, so that none is lost while its packets cannot pass yet.
 ///
 /// # Errors
 /// No socket is left. See [`RestoreError`].
@@ -56,12 +58,23 @@ pub(crate) fn rebuild(socket: BorrowedFd<'_>, connection: &Connection) -> Result
     connection.settings.buffers.apply_receive(socket)?;
     restore_windows(socket, connection)?;
     check(socket, connection)?;
+    repair::set_windows(socket, &window_of_sent(connection))?;
     repair::end(socket, connection.settings.reuse_address)?;
-    go_on(socket, connection, &injector).inspect_err(|_| {
+    queue_unsent(socket, connection).inspect_err(|_| {
         // The first error is the one to report.
         let _ = repair::begin(socket);
     })?;
     Ok(())
+}
+
+/// The peer's window, cut at the end of what was sent. The peer's next acknowledgement opens it.
+///
+/// Not a window of 0 in any case: with that, kernels before 6.10 end a connection whose sent data is
+/// not acknowledged in time (`tcp_retransmit_timer`, net/ipv4/tcp_timer.c).
+fn window_of_sent(connection: &Connection) -> Windows {
+    let Connection { send, windows, .. } = connection;
+    let sent = length(&send.sent) + u32::from(send.fin_sent);
+    Windows { snd_wnd: sent.min(windows.max_window), ..*windows }
 }
 
 /// Gives the socket its addresses, sequence numbers and negotiated options.
@@ -115,7 +128,7 @@ fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), SystemError>
 }
 
 /// Brings the connection from ESTABLISHED to its state, in the order in which the FINs took effect.
-/// An own FIN that was not sent is queued after the unsent bytes, in [`go_on`].
+/// An own FIN that was not sent is queued after the unsent bytes, in [`queue_unsent`].
 fn restore_fins(
     socket: BorrowedFd<'_>,
     connection: &Connection,
@@ -234,13 +247,8 @@ fn check(socket: BorrowedFd<'_>, connection: &Connection) -> Result<(), RestoreE
     Ok(())
 }
 
-/// Lets the connection go on after repair mode: sends what was not sent, and lets both sides
-/// acknowledge.
-fn go_on(
-    socket: BorrowedFd<'_>,
-    connection: &Connection,
-    injector: &Injector<'_>,
-) -> Result<(), SystemError> {
+/// Queues what was not sent. The window does not let it leave yet.
+fn queue_unsent(socket: BorrowedFd<'_>, connection: &Connection) -> Result<(), SystemError> {
     let Connection { send, state, settings, .. } = connection;
     send_all(socket, &send.unsent)?;
     if state.send_shut() && !send.fin_sent {
@@ -249,8 +257,5 @@ fn go_on(
     if connection.receive_shut {
         shutdown(socket, Shutdown::Read).in_call("shutdown")?;
     }
-    settings.buffers.apply_send(socket)?;
-    let timestamp =
-        if connection.negotiated.timestamp.is_some() { Some(repair::timestamp(socket)?) } else { None };
-    injector.announce(timestamp)
+    settings.buffers.apply_send(socket)
 }

@@ -131,7 +131,7 @@ fn no_byte_is_lost_in_twenty_moves_with_full_queues() {
 
 /// A timer of pacing sends the next segments, without an acknowledgement of the peer.
 #[test]
-fn a_captured_socket_sends_no_new_data() {
+fn captured_and_restored_sockets_send_no_new_data() {
     /// include/uapi/asm-generic/socket.h, in bytes per second: a segment in 7 ms.
     const SO_MAX_PACING_RATE: i32 = 47;
     const RATE: i32 = 200_000;
@@ -166,15 +166,20 @@ fn a_captured_socket_sends_no_new_data() {
     discard(&server, &connection).unwrap();
     discard(&other, &capture(&other).unwrap()).unwrap();
     let away = net.servers[1].run(|| restore(&over_the_wire(&connection)).unwrap());
+    assert_eq!(queued(&away, SIOCOUTQNSD), connection.send.unsent.len() as i32);
+    assert!(net.seen().iter().all(|seen| seen.from != 1), "the node sends nothing");
     // Those of the other connection would be answered with a reset.
     net.drop_held(1);
+    net.servers[1].run(|| resume(&away, &connection).unwrap());
     let until = to_client.0 + LENGTH as u64;
     wait_until("all arrives, and more", || {
         to_client.send_some(&away, 1 << 10);
         at_client.receive_some(&client, 1 << 16).unwrap();
         at_client.0 > until
     });
-    assert_eq!(net.servers[1].run(|| counter("TCPChallengeACK")), 0);
+    for name in ["TCPChallengeACK", "TCPTimeouts"] {
+        assert_eq!(net.servers[1].run(|| counter(name)), 0, "{name}");
+    }
     net.assert_no_reset();
 }
 

@@ -8,7 +8,7 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketType, bind, connect, getpeername, getsockname, socket};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use tern_tcp::{Connection, RestoreError, capture, discard, restore, restore_into};
+use tern_tcp::{Connection, RestoreError, capture, discard, restore, restore_into, resume};
 
 /// A connection that server 0 makes to the client, with or without a bind(2).
 fn outgoing(net: &Net, bound: bool) -> (TcpStream, OwnedFd) {
@@ -55,6 +55,7 @@ fn a_placeholder_keeps_its_port_sends_nothing_and_takes_the_connection_back() {
         assert_eq!(other, Err(rustix::io::Errno::ADDRINUSE), "the port is taken");
         let away = net.servers[1].run(|| restore(&connection).unwrap());
         net.release_to(1);
+        net.servers[1].run(|| resume(&away, &connection).unwrap());
         exchange(&client, &away, &mut streams);
         net.hold_to_server();
         let connection = capture(&away).unwrap();
@@ -116,7 +117,7 @@ fn a_socket_that_is_not_captured_is_not_discarded() {
     let net = Net::new();
     let (client, home) = net.pair();
     let connection = capture(&home).unwrap();
-    net.servers[0].run(|| tern_tcp::resume(&home, &connection).unwrap());
+    net.servers[0].run(|| resume(&home, &connection).unwrap());
     assert_eq!(discard(&home, &connection).unwrap_err().source.kind(), ErrorKind::InvalidInput);
     exchange(&client, &home, &mut Default::default());
 }

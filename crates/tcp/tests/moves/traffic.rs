@@ -5,7 +5,7 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::time::Instant;
-use tern_tcp::{Connection, capture, discard, restore, restore_into};
+use tern_tcp::{Connection, capture, discard, restore, restore_into, resume};
 
 /// The byte at a position of a stream.
 fn byte(position: u64) -> u8 {
@@ -122,7 +122,9 @@ pub(crate) fn migrate(net: &Net, socket: OwnedFd, to: usize) -> (OwnedFd, OwnedF
     let connection = over_the_wire(&connection);
     let (restored, time) = net.servers[to].run(|| {
         let begin = Instant::now();
-        (restore(&connection).unwrap(), begin.elapsed())
+        let restored = restore(&connection).unwrap();
+        resume(&restored, &connection).unwrap();
+        (restored, begin.elapsed())
     });
     let bytes = connection.receive.bytes.len() + connection.send.sent.len() + connection.send.unsent.len();
     println!("{bytes} bytes queued: captured and discarded in {captured:?}, restored in {time:?}");
