@@ -10,11 +10,10 @@ use crate::error::{NEEDS_NET_ADMIN, Result, WithRemedy};
 use crate::filter::Filter;
 use crate::injector::Injector;
 use crate::link::NetworkInterface;
-use crate::packet_socket;
+use crate::packet_socket::{self, Receiver};
 use crate::table::Table;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::os::fd::OwnedFd;
 
 /// Largest frame with its header: 64 KiB of IP packet, which generic receive offload can fill, and
 /// room for the link's header.
@@ -41,7 +40,7 @@ pub struct Released {
 #[derive(Debug)]
 pub struct Hold {
     /// One for each interface.
-    sockets: Vec<OwnedFd>,
+    sockets: Vec<Receiver>,
 }
 
 impl Hold {

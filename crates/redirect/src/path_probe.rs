@@ -10,10 +10,9 @@ use crate::error::{NEEDS_NET_ADMIN, Result, WithRemedy};
 use crate::filter::Filter;
 use crate::injector::Injector;
 use crate::link::NetworkInterface;
-use crate::packet_socket::{self, VNET_HEADER_LEN};
+use crate::packet_socket::{self, Receiver, VNET_HEADER_LEN};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 
 /// The content by which a packet is recognized. With it, an IPv4 packet needs no padding to the minimum
 /// length of an Ethernet frame.
@@ -29,7 +28,7 @@ const NOBODY_IPV6: [u16; 8] = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1];
 /// Waits for one packet.
 #[derive(Debug)]
 pub struct PathProbe {
-    socket: OwnedFd,
+    socket: Receiver,
     token: ProbeToken,
 }
 
