@@ -32,7 +32,11 @@ fn move_around(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str])
     Ok(())
 }
 
-fn move_all_flavours_around(lab: &str, name: &str, places: &[&str]) -> Result<()> {
+/// Moves each flavour of a program to these places again and again: `times` in long runs such as
+/// `make test-storm`, and a third of that in `make test`, of which CI has the result within minutes.
+fn move_all_flavours_around(lab: &str, name: &str, places: &[&str], times: usize) -> Result<()> {
+    let is_long = std::env::var("NEXTEST_PROFILE").is_ok_and(|profile| profile != "default");
+    let places = &places.repeat(if is_long { times } else { times.div_ceil(3) });
     let cluster = &Cluster::up(lab)?;
     thread::scope(|scope| {
         let flavours = [Flavour::Static, Flavour::Dynamic, Flavour::Musl];
@@ -45,21 +49,21 @@ fn move_all_flavours_around(lab: &str, name: &str, places: &[&str]) -> Result<()
 /// must not affect the new one.
 #[test]
 fn exec_survives_moves_between_nodes() -> Result<()> {
-    move_all_flavours_around("executing", "threadexec", &["2", "3"].repeat(75))
+    move_all_flavours_around("executing", "threadexec", &["2", "3"], 75)
 }
 
 /// At home, too, a thread may execute a program while all threads are being attached. The thread
 /// that had the process's pid is then gone, and the executing thread has this pid.
 #[test]
 fn exec_survives_moves_home_and_away() -> Result<()> {
-    move_all_flavours_around("executinghome", "threadexec", &["2", "home"].repeat(40))
+    move_all_flavours_around("executinghome", "threadexec", &["2", "home"], 40)
 }
 
 /// The deputy also maps the file, which keeps the file referenced. Home's shim must have recorded
 /// that mapping before it restores the address space of a guest that returns.
 #[test]
 fn file_mapping_survives_moves_home_and_away() -> Result<()> {
-    move_all_flavours_around("mapping", "mapping", &["2", "home"].repeat(75))
+    move_all_flavours_around("mapping", "mapping", &["2", "home"], 75)
 }
 
 /// A signal raised by the process's own call is pending when the process is stopped at home: the
@@ -67,8 +71,8 @@ fn file_mapping_survives_moves_home_and_away() -> Result<()> {
 /// with which the process arrives on its next node does not undo this change.
 #[test]
 fn own_signals_survive_moves() -> Result<()> {
-    let places = [["2", "home"].repeat(75), ["2", "3"].repeat(12)].concat();
-    move_all_flavours_around("ownsignals", "ownsignals", &places)
+    let places = ["2", "home", "2", "home", "2", "home", "2", "home", "2", "home", "2", "home", "2", "3"];
+    move_all_flavours_around("ownsignals", "ownsignals", &places, 12)
 }
 
 /// Every few milliseconds the process makes a call that can only be made at home, and is brought
@@ -76,7 +80,7 @@ fn own_signals_survive_moves() -> Result<()> {
 /// then continues from home.
 #[test]
 fn move_continues_from_home_when_a_call_needs_home() -> Result<()> {
-    move_all_flavours_around("fetched", "written", &["2", "3"])
+    move_all_flavours_around("fetched", "written", &["2", "3"], 1)
 }
 
 /// Sending the program's memory takes longer than the time between two of its forks, and a fork
@@ -115,7 +119,7 @@ fn process_that_forks_all_the_time_moves() -> Result<()> {
 /// effect of the sender, wherever the process runs.
 #[test]
 fn signal_order_between_threads_survives_moves() -> Result<()> {
-    move_all_flavours_around("sigordered", "sigorder", &["2", "3"].repeat(75))
+    move_all_flavours_around("sigordered", "sigorder", &["2", "3"], 75)
 }
 
 /// A process that comes home in a call with a time limit can leave again at once, and the call
