@@ -29,9 +29,17 @@ impl LineClient {
     pub fn request(&mut self, line: &str) -> String {
         let mut input = || -> Result<String> {
             writeln!(self.input.as_mut().context("its input is closed")?, "{line}")?;
-            Ok(self.replies.next().context("it has ended")??)
+            self.reply()
         };
         input().unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    /// The next line that the program prints by itself.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn reply(&mut self) -> Result<String> {
+        Ok(self.replies.next().context("it has ended")??)
     }
 
     /// Kills the process that was started, but not its children.

@@ -5,6 +5,7 @@ pub(crate) mod create_intent;
 pub(crate) mod magic;
 
 use crate::lock;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
@@ -102,6 +103,17 @@ pub(crate) fn report_choice(run_dir: &Path, tid: u32, of: SymbolicNode, node: No
     }
 }
 
+/// Whether a thread has the same root directory as this process. False if it cannot be determined.
+pub(crate) fn has_same_root(tid: u32) -> bool {
+    // AT_STATX_DONT_SYNC avoids a request to the root's file system, which may be this tree.
+    let flags = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
+    let root_of = |process: &str| {
+        let root = statx(CWD, format!("/proc/{process}/root"), flags, StatxFlags::INO)?;
+        Ok::<_, Errno>((root.stx_dev_major, root.stx_dev_minor, root.stx_ino))
+    };
+    root_of("self").is_ok_and(|own| root_of(&tid.to_string()) == Ok(own))
+}
+
 /// Whether this thread is requesting a lock of an open file description (`F_OFD_SETLK`) rather than
 /// of its process. FUSE reports neither this nor the end of such a lock. False if it cannot be
 /// determined.
@@ -136,6 +148,13 @@ mod tests {
             rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
         let caller = CallerCache::default().caller(std::process::id(), 1, 2);
         assert_eq!((caller.uid, caller.gid, caller.groups), (1, 2, own));
+    }
+
+    #[test]
+    fn thread_of_this_process_has_the_same_root() {
+        assert!(has_same_root(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()));
+        assert!(!has_same_root(0), "a thread that is not visible in this pid namespace");
+        assert!(!has_same_root(u32::MAX));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) enum RootLink {
     LastExec,
     /// The administration tree, which belongs to no node.
     Admin,
+    /// This node's own files, which are `/` (docs/design/own-files.md).
+    OwnFiles,
     /// A node by its name; this node as `0`.
     Node(NodeId),
 }
@@ -45,13 +47,14 @@ impl RootLink {
             Self::Magic => 5,
             Self::LastExec => 6,
             Self::Admin => 7,
+            Self::OwnFiles => 8,
             Self::Node(node) => FIRST_NODE_LINK + u64::from(node.0),
         }
     }
 
     /// The link with this inode number.
     pub(crate) fn of(number: u64) -> Option<Self> {
-        let named = Self::NAMED.into_iter().map(|(link, _)| link);
+        let named = Self::NAMED.into_iter().map(|(link, _)| link).chain([Self::OwnFiles]);
         named.into_iter().find(|link| link.number() == number).or_else(|| {
             u16::try_from(number.checked_sub(FIRST_NODE_LINK)?).ok().map(|node| Self::Node(NodeId(node)))
         })
@@ -61,7 +64,7 @@ impl RootLink {
 /// The meaning of a name in the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RootName {
-    /// A node's number: the directory with its files.
+    /// A node's number: the directory with its files, requested from its server.
     Node(NodeId),
     /// One of the links.
     Link(RootLink),
@@ -74,10 +77,11 @@ mod tests {
     #[test]
     fn links_have_numbers_of_their_own() {
         let named = RootLink::NAMED.into_iter().map(|(link, _)| link);
-        for link in named.chain([RootLink::Node(NodeId(1)), RootLink::Node(NodeId(u16::MAX))]) {
+        let nodes = [1, u16::MAX].map(|node| RootLink::Node(NodeId(node)));
+        for link in named.chain([RootLink::OwnFiles]).chain(nodes) {
             assert_eq!(RootLink::of(link.number()), Some(link));
         }
-        for number in [0, 1, 8, FIRST_NODE_LINK - 1, FIRST_NODE_LINK + 65_536, 1 << 61] {
+        for number in [0, 1, 9, FIRST_NODE_LINK - 1, FIRST_NODE_LINK + 65_536, 1 << 61] {
             assert_eq!(RootLink::of(number), None, "{number}");
         }
     }

@@ -7,7 +7,7 @@ use crate::client::cache::pins::Pins;
 use crate::client::cache::validity::ValidityStamp;
 use crate::client::caller::create_intent::TreeDevice;
 use crate::client::caller::magic::MagicLink;
-use crate::client::caller::{CallerCache, node_meant_by};
+use crate::client::caller::{CallerCache, has_same_root, node_meant_by};
 use crate::client::cluster_map::CachedMap;
 use crate::client::connection::peer::callback::run_callback_channel;
 use crate::client::connection::peer::{CallError, MountContext, PROBE_INTERVAL, Peer, Response, WhenLost};
@@ -113,6 +113,13 @@ impl Tree {
             && self.context.purpose != Purpose::Container
     }
 
+    /// Whether this node's own files are a link to `/`, so that each file has one device and inode
+    /// number under all its names (docs/design/own-files.md). In the tree of a container, `/` is
+    /// another node's.
+    fn own_files_are_native(&self) -> bool {
+        self.context.purpose == Purpose::All
+    }
+
     /// The current cluster map.
     pub(crate) fn map(&self) -> Arc<Map> {
         self.map.current()
@@ -131,9 +138,18 @@ impl Tree {
         match name.parse::<u16>() {
             Ok(number) if number.to_string() == name => {
                 let node = NodeId(number);
-                map.contains(node).then_some(RootName::Node(node))
+                map.contains(node).then(|| self.root_entry(node))
             }
             _ => map.find(name).map(|node| RootName::Link(RootLink::Node(node))),
+        }
+    }
+
+    /// The meaning of a node's number in the root.
+    pub(crate) fn root_entry(&self, node: NodeId) -> RootName {
+        if node == self.local_node() && self.own_files_are_native() {
+            RootName::Link(RootLink::OwnFiles)
+        } else {
+            RootName::Node(node)
         }
     }
 
@@ -145,7 +161,8 @@ impl Tree {
     /// The target of a link for this thread.
     ///
     /// # Errors
-    /// `EIO` if ternd is needed and does not respond.
+    /// `EIO` if ternd is needed and does not respond. `EACCES` for this node's own files if the
+    /// thread has another root directory, where `/` would lead to other files.
     pub(crate) fn link_target(&self, link: RootLink, tid: u32) -> Result<Vec<u8>, Errno> {
         let node_meant_by = |of| node_meant_by(&self.run_dir, self.local_node(), tid, of);
         let node = match link {
@@ -154,12 +171,17 @@ impl Tree {
             // away, its deputy makes the call.
             RootLink::Home => self.local_node(),
             RootLink::Selected => node_meant_by(SymbolicNode::Selected)?,
-            RootLink::Magic => self.magic_link.target(&self.run_dir, self.local_node(), tid)?,
+            RootLink::Magic => {
+                let is_native = self.own_files_are_native();
+                self.magic_link.target(&self.run_dir, self.local_node(), tid, is_native)?
+            }
             RootLink::LastExec => node_meant_by(SymbolicNode::LastExec)?,
             RootLink::Admin => {
                 let admin = self.admin.as_ref().ok_or(Errno::NOENT)?;
                 return Ok(admin.as_os_str().as_encoded_bytes().to_vec());
             }
+            RootLink::OwnFiles if has_same_root(tid) => return Ok(b"/".to_vec()),
+            RootLink::OwnFiles => return Err(Errno::ACCESS),
             RootLink::Node(node) => node,
         };
         Ok(node.to_string().into_bytes())

@@ -65,11 +65,11 @@ pub(crate) fn describe() -> Command {
             "Mount the files of all nodes as one tree: /mfs/2/etc/motd is /etc/motd on node 2. Each node \
              has a directory with its number, and one with each of its names in the cluster's map. There \
              are further directories. /mfs/here is the node where the calling process runs, /mfs/home its \
-             home, and /mfs/0 this node. /mfs/selected is the node whose number the process has written to \
-             /run/mosix/proc/self/selected, /mfs/lastexec the node where it executed its program. \
-             /mfs/magic is for temporary files: a file is created on the node where the process runs, and \
-             all other calls go to the node where the process last created a file there. The tree keeps \
-             working if this node's ternd stops, except for home, selected, lastexec and magic.\n\nWith dfsa=1, the \
+             home, and /mfs/0 this node, whose own number is a link to /. /mfs/selected is the node whose \
+             number the process has written to /run/mosix/proc/self/selected, /mfs/lastexec the node where \
+             it executed its program. /mfs/magic is for temporary files: a file is created on the node \
+             where the process runs, and all other calls go to the node where the process last created a \
+             file there. The tree keeps working if this node's ternd stops, except for home, selected, lastexec and magic.\n\nWith dfsa=1, the \
              default, a process that runs on the node of an open file reads and writes the file there. With \
              dfsa=0 its home does that, as for other files.\n\nIn /etc/fstab:\n\n  mymfs /mfs mfs defaults,nofail 0 0",
         )

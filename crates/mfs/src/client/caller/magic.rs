@@ -35,13 +35,26 @@ pub(crate) struct MagicLink {
 impl MagicLink {
     /// The node that the link refers to for this thread.
     ///
+    /// If this node's own files are not in the tree (`own_files_are_native`), no request tells
+    /// whether a file was created here. So an attempt counts as a success.
+    ///
     /// # Errors
     /// `EIO` if ternd does not respond.
-    pub(crate) fn target(&self, run_dir: &Path, local: NodeId, tid: u32) -> Result<NodeId, Errno> {
+    pub(crate) fn target(
+        &self,
+        run_dir: &Path,
+        local: NodeId,
+        tid: u32,
+        own_files_are_native: bool,
+    ) -> Result<NodeId, Errno> {
         let Some(call) = creating_call(tid) else {
             return node_meant_by(run_dir, local, tid, SymbolicNode::Magic);
         };
         let node = node_meant_by(run_dir, local, tid, SymbolicNode::Here)?;
+        if node == local && own_files_are_native {
+            report_choice(run_dir, tid, SymbolicNode::Magic, node);
+            return Ok(node);
+        }
         let mut pending = lock(&self.pending);
         if pending.len() >= MAX_PENDING_CREATES {
             pending.clear();

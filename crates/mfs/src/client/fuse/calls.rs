@@ -426,10 +426,14 @@ fn checked_count(reply: &FileReply, limit: u64) -> FsResult<u64> {
     }
 }
 
-/// Attributes of a link. Its target depends on the caller and is a node number of at most five
-/// digits, except the target of the link to the administration tree.
+/// Attributes of a link. Most links lead to a node number of at most five digits, which may depend
+/// on the caller.
 pub(crate) fn link_attr(link: RootLink) -> FileAttr {
-    let size = if link == RootLink::Admin { 0 } else { 5 };
+    let size = match link {
+        RootLink::Admin => 0,
+        RootLink::OwnFiles => 1,
+        _ => 5,
+    };
     synthetic_attr(link.number(), FileType::Symlink, 0o777, size)
 }
 

@@ -7,7 +7,7 @@ use crate::client::fuse::calls::{FsResult, MountedTree, ROOT};
 use crate::client::fuse::entry_reply::EntryReply;
 use crate::client::fuse::handle::Handle;
 use crate::client::fuse::inode::Inode;
-use crate::client::root_links::RootLink;
+use crate::client::root_links::{RootLink, RootName};
 use crate::lock;
 use crate::message::{DirEntry, FileReply, MAX_READDIR_LOOKUPS, Op};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyDirectoryPlus};
@@ -233,8 +233,11 @@ impl MountedTree {
         let links = self.0.links().map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
         let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
         let nodes = self.0.map().nodes().into_iter();
-        // The real inode number of a node's directory would have to be requested from the server.
-        let nodes = nodes.map(|node| (RootLink::Node(node).number(), FileType::Directory, node.to_string()));
+        let nodes = nodes.map(|node| match self.0.root_entry(node) {
+            RootName::Link(link) => (link.number(), FileType::Symlink, node.to_string()),
+            // The directory's real inode number would have to be requested from the server.
+            RootName::Node(node) => (RootLink::Node(node).number(), FileType::Directory, node.to_string()),
+        });
         let all = own.into_iter().chain(links).chain(nodes);
         for ((number, kind, name), next) in all.zip(1..).skip(usize::try_from(after).unwrap_or(usize::MAX)) {
             if add(number, next, kind, &name) {
