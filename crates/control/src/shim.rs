@@ -164,16 +164,6 @@ pub enum ShimRequest {
     /// is closed.)
     #[serde(rename = "tree")]
     MapRoot,
-    /// The file that underlies an open file of an MFS client that is mounted on this node.
-    /// Requested by that client. Served by the node's file server only. (`Done`, then a byte with
-    /// an `O_PATH` descriptor.)
-    #[serde(rename = "file_behind")]
-    BackingFile {
-        /// The client's session.
-        session: [u8; 16],
-        /// The server's number for the open file.
-        opened: u64,
-    },
     /// Allow or deny other nodes' access to this node's files. Served by the node's file server
     /// only. (`Done`.)
     #[serde(rename = "files")]

@@ -11,7 +11,6 @@
 pub mod client;
 pub mod guest_tree;
 mod hostile;
-mod mapped;
 pub mod message;
 mod packing;
 pub mod serve;
@@ -22,9 +21,6 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::{Link, LinkError};
-
-/// The kernel's default overflow user (`/proc/sys/kernel/overflowuid`), "nobody".
-const NOBODY: u32 = 65_534;
 
 /// Sends a frame, compressed where that pays. Times out only when the peer has accepted none of it
 /// for `timeout`: a large frame may take long on a slow link.

@@ -16,7 +16,6 @@ pub mod hostile;
 mod impersonate;
 mod leases;
 mod locks;
-mod passthrough;
 mod perform;
 mod release;
 mod session;
@@ -120,7 +119,6 @@ pub fn run(config: Config, control: &ControlSocket, is_first: bool) -> Result<()
     if server.config.file.mfs_notices.unwrap_or(true) {
         server.leases.watch_local_changes();
     }
-    server.leases.watch_mapped().context("cannot start a thread")?;
     let mut next_check = Instant::now();
     loop {
         control.wait(&[], Duration::from_secs(5))?;
@@ -134,7 +132,6 @@ pub fn run(config: Config, control: &ControlSocket, is_first: bool) -> Result<()
                 ShimRequest::OpenFile { .. } | ShimRequest::OpenShared { .. } => {
                     server.open_for_guest(caller);
                 }
-                ShimRequest::BackingFile { .. } => server.send_backing_file(caller),
                 ShimRequest::ServeFiles { open } => {
                     server.is_exporting.store(*open, Ordering::Release);
                     if !*open {

@@ -2,7 +2,6 @@
 //! read directly.
 
 use super::Finding;
-use super::kernel::{self, Release};
 use crate::output::error_text;
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::{File, OpenOptions};
@@ -12,10 +11,8 @@ use tern_control::shared::SharedDir;
 use tern_node::config::{Config, config_dir};
 
 pub(super) fn probe() -> Vec<Finding> {
-    let mut findings = vec![
-        mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse"), kernel::release()),
-        local_changes(mark_root()),
-    ];
+    let mut findings =
+        vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse")), local_changes(mark_root())];
     // If the configuration cannot be read, `node::probe` reports that.
     let config = config_dir().and_then(|dir| Config::load(&dir));
     let mut declared = config.ok().and_then(|config| config.file.shared).unwrap_or_default();
@@ -91,14 +88,9 @@ fn local_changes(marked: io::Result<()>) -> Finding {
     }
 }
 
-fn mfs(fuse: io::Result<File>, release: Release) -> Finding {
+fn mfs(fuse: io::Result<File>) -> Finding {
     let name = "/mfs";
     match fuse {
-        Ok(_) if release < Release(6, 9, 0) => Finding::limited(
-            name,
-            "FUSE: the files of other nodes can be mounted",
-            "older than 6.9: this node's own files below /mfs are also read and written through tern-mfs",
-        ),
         Ok(_) => Finding::ok(name, "FUSE: the files of other nodes can be mounted"),
         Err(error) => {
             let follows = "this node cannot mount /mfs, and large files that its guests map are sent whole; it still serves its own files; modprobe fuse";
@@ -114,10 +106,8 @@ mod tests {
 
     #[test]
     fn missing_fuse_limits_mfs() {
-        let state = |fuse, minor| mfs(fuse, Release(6, minor, 0)).state;
-        assert_eq!(state(Err(io::ErrorKind::NotFound.into()), 9), FindingState::Limited);
-        assert_eq!(state(File::open("/dev/null"), 9), FindingState::Ok);
-        assert_eq!(state(File::open("/dev/null"), 8), FindingState::Limited);
+        assert_eq!(mfs(Err(io::ErrorKind::NotFound.into())).state, FindingState::Limited);
+        assert_eq!(mfs(File::open("/dev/null")).state, FindingState::Ok);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::Finding;
 
 /// A kernel release: major, minor and patch number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Release(pub(super) u32, pub(super) u32, pub(super) u32);
+struct Release(u32, u32, u32);
 
 impl Release {
     /// Parses a text such as `6.12.53-cloud-amd64`; missing parts are 0.
@@ -35,11 +35,6 @@ enum ReplyRace {
     Fixed,
     Present,
     NoFlag,
-}
-
-/// The release of the running kernel.
-pub(super) fn release() -> Release {
-    Release::parse(&release_text())
 }
 
 /// The running kernel's release as text.

@@ -9,7 +9,6 @@ pub(crate) mod interrupts;
 pub(crate) mod locks;
 pub(crate) mod namespace;
 pub(crate) mod open;
-pub(crate) mod passthrough;
 pub(crate) mod readdir;
 pub(crate) mod setattr;
 
@@ -18,7 +17,6 @@ use crate::client::fuse::calls::{MountedTree, ROOT, is_synthetic};
 use crate::client::fuse::entry_reply::EntryReply;
 use crate::client::fuse::inode::Inode;
 use crate::client::fuse::readdir::attributes_without_lookup;
-use crate::mapped::MappedFiles;
 use crate::message::{AttributeChange, FileReply, MAX_DATA, Name, Op, OpenId, XattrKinds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -39,9 +37,6 @@ const TTL: Duration = Duration::ZERO;
 /// directly (`crates/image/src/node_file.rs`). The kernel lets every user read attributes in the
 /// `system` namespace.
 const DFSA: &str = "system.mfs_dfsa";
-
-/// The attribute that the kernel reads when a file is executed or written.
-const CAPABILITY: &str = "security.capability";
 
 /// Converts an error number to fuser's type.
 fn error(errno: Errno) -> fuser::Errno {
@@ -104,14 +99,6 @@ impl Filesystem for MountedTree {
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
             let _not_offered = config.add_capabilities(flag);
-        }
-        // For tests of kernels without passthrough.
-        let has_passthrough = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
-            && rustix::process::geteuid().is_root()
-            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-            && config.set_max_stack_depth(1).is_ok();
-        if has_passthrough && let Ok(mapped) = MappedFiles::start() {
-            let _once = self.0.mapped_files.set(mapped);
         }
         Ok(())
     }
@@ -229,12 +216,8 @@ impl Filesystem for MountedTree {
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
         respond!(reply, opened, |open| {
-            let backing = self.backing_file(&open, |fd| reply.open_backing(fd));
             let handle = FileHandle(open.handle);
-            open.deliver(|flags, _| match &backing {
-                Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing.id),
-                None => reply.opened(handle, flags),
-            });
+            open.deliver(|flags, _| reply.opened(handle, flags));
         });
     }
 
@@ -251,21 +234,8 @@ impl Filesystem for MountedTree {
         let flags = flags.cast_unsigned();
         let created = self.create_file(request, parent, name, (mode, umask), flags);
         respond!(reply, created, |(attr, generation, open)| {
-            let backing = self.backing_file(&open, |fd| reply.open_backing(fd));
             let handle = FileHandle(open.handle);
-            open.deliver(|flags, ttl| match &backing {
-                Some(backing) => {
-                    reply.created_passthrough(
-                        &ttl,
-                        &attr,
-                        generation,
-                        handle,
-                        FopenFlags::empty(),
-                        &backing.id,
-                    );
-                }
-                None => reply.created(&ttl, &attr, generation, handle, flags),
-            });
+            open.deliver(|flags, ttl| reply.created(&ttl, &attr, generation, handle, flags));
         });
     }
 
@@ -446,15 +416,7 @@ impl Filesystem for MountedTree {
             send_xattr(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
-        // Before a passthrough write the kernel asks for the size of this attribute. The server
-        // need not be asked: with the write, the kernel clears the backing file's capabilities
-        // itself.
-        let is_cleared_by_kernel =
-            |inode: &Inode| name == CAPABILITY && size == 0 && inode.passthrough.is_active();
-        if self
-            .inode(number)
-            .is_ok_and(|inode| is_cleared_by_kernel(&inode) || !inode.xattr_kinds().may_have(name))
-        {
+        if self.inode(number).is_ok_and(|inode| !inode.xattr_kinds().may_have(name)) {
             reply.error(error(Errno::NODATA));
             return;
         }

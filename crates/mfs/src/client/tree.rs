@@ -15,19 +15,17 @@ use crate::client::connection::pending_release::PendingReleases;
 use crate::client::fuse::handle::{Handle, HandleTable};
 use crate::client::fuse::inode::{Inode, InodeTable};
 use crate::client::fuse::interrupts::Interrupts;
-use crate::client::fuse::passthrough::PassthroughOpen;
 use crate::client::root_links::{RootLink, RootName};
 use crate::client::traffic::Traffic;
 use crate::lock;
-use crate::mapped::MappedFiles;
 use crate::message::{Attributes, DentryCheck, FileReply, Found, Object, Op, OpenId, Purpose, ROOT, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use tern_control::SymbolicNode;
 use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
@@ -42,13 +40,6 @@ pub(crate) struct Tree {
     pub(crate) context: Arc<MountContext>,
     map: CachedMap,
     pub(crate) run_dir: PathBuf,
-    /// The control socket of the server of this node's files.
-    pub(crate) server_socket: PathBuf,
-    /// Passthrough files that are closed but may be mapped ([`crate::client::fuse::passthrough`]);
-    /// unset if passthrough is not available.
-    pub(crate) mapped_files: OnceLock<MappedFiles<PassthroughOpen>>,
-    /// File systems (volumes) of this node that do not support passthrough.
-    pub(crate) no_passthrough: Mutex<HashSet<u64>>,
     /// Where the administration tree is mounted.
     admin: Option<PathBuf>,
     /// A guest on a file's own node may open it directly.
@@ -83,9 +74,6 @@ impl Tree {
             map: CachedMap::new(context.map.clone()),
             context: Arc::new(context),
             run_dir: config.run_dir.clone(),
-            server_socket: config.mfs_socket(),
-            mapped_files: OnceLock::new(),
-            no_passthrough: Mutex::default(),
             admin: config.admin_tree.clone(),
             dfsa,
             device: TreeDevice::default(),
@@ -104,13 +92,6 @@ impl Tree {
 
     fn local_node(&self) -> NodeId {
         self.context.identity.node()
-    }
-
-    /// Whether passthrough is possible for this file.
-    pub(crate) fn can_pass_through(&self, inode: &Inode) -> bool {
-        self.mapped_files.get().is_some()
-            && inode.node() == self.local_node()
-            && self.context.purpose != Purpose::Container
     }
 
     /// Whether this node's own files are a link to `/`, so that each file has one device and inode

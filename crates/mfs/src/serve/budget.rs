@@ -80,7 +80,6 @@ mod tests {
     use super::*;
     use crate::message::{FileKey, Object, OpenId, Purpose};
     use rustix::fs::{Mode, OFlags, open};
-    use std::sync::OnceLock;
 
     fn key(inode: u64) -> FileKey {
         FileKey { volume: 1, device: 1, inode }
@@ -100,7 +99,6 @@ mod tests {
             position: ExportPosition::Exported,
             flags,
             reading: Mutex::default(),
-            backing_file: OnceLock::new(),
         })
     }
 

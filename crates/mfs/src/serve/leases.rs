@@ -18,11 +18,9 @@
 //! fanotify cannot report are seen when the term has ended (docs/design/files.md).
 
 use super::fanotify::{self, ChangeWatcher};
-use super::passthrough::{MAPPED_SESSION, MappedWriter};
-use super::session::{OpenFile, Session};
+use super::session::Session;
 use super::stat;
 use crate::lock;
-use crate::mapped::MappedFiles;
 use crate::message::{FileKey, Lease};
 use rustix::fs::FileType;
 use std::collections::HashMap;
@@ -94,8 +92,6 @@ pub(crate) struct LeaseTable {
     watcher: OnceLock<Arc<ChangeWatcher>>,
     /// Number of leases recalled for such changes.
     recalled_for_local_changes: AtomicU64,
-    /// Closed files that programs of this node may still have mapped.
-    mapped: OnceLock<(MappedFiles<MappedWriter>, Weak<Self>)>,
 }
 
 impl LeaseTable {
@@ -110,7 +106,6 @@ impl LeaseTable {
             next_number: AtomicU64::new(0),
             watcher: OnceLock::new(),
             recalled_for_local_changes: AtomicU64::new(0),
-            mapped: OnceLock::new(),
         }
     }
 
@@ -122,15 +117,6 @@ impl LeaseTable {
                 tracing::info!(%error, "no fanotify: local changes are seen elsewhere when leases end");
             }
         }
-    }
-
-    /// Starts the thread that watches for files mapped by programs of this node.
-    ///
-    /// # Errors
-    /// If the thread cannot be created.
-    pub(crate) fn watch_mapped(self: &Arc<Self>) -> std::io::Result<()> {
-        let _once = self.mapped.set((MappedFiles::start()?, Arc::downgrade(self)));
-        Ok(())
     }
 
     /// Watches a file for changes by programs of this node. Returns whether the session's lease is
@@ -315,24 +301,13 @@ impl LeaseTable {
     }
 
     /// A session closes a file that it had open for writing.
-    pub(crate) fn close_writer(&self, session: &Session, file: &OpenFile) {
-        if let Some((mapped, leases)) = self.mapped.get()
-            && let Some(fd) = file.mappable_backing_file()
-        {
-            *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED_SESSION).or_default() += 1;
-            mapped.watch(fd, MappedWriter { leases: leases.clone(), key: file.key });
-        }
-        self.remove_writer(session.number, file.key);
-    }
-
-    /// Removes one writer, given by session number.
-    pub(super) fn remove_writer(&self, session: u64, key: FileKey) {
+    pub(crate) fn close_writer(&self, session: &Session, key: FileKey) {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&key) else { return };
-        if let Some(count) = file.writers.get_mut(&session) {
+        if let Some(count) = file.writers.get_mut(&session.number) {
             *count -= 1;
             if *count == 0 {
-                file.writers.remove(&session);
+                file.writers.remove(&session.number);
             }
         }
     }
@@ -357,7 +332,7 @@ impl LeaseTable {
             file.holders.retain(|session, holder| {
                 holder.end > now || holder.is_renewable && sessions.contains(session)
             });
-            file.writers.retain(|session, _| *session == MAPPED_SESSION || sessions.contains(session));
+            file.writers.retain(|session, _| sessions.contains(session));
             !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
@@ -460,7 +435,7 @@ mod tests {
         });
         assert!(!leases.grant(&reader, KEY));
         assert!(leases.grant(&writer, KEY), "the writer gets a lease");
-        leases.remove_writer(writer.number, KEY);
+        leases.close_writer(&writer, KEY);
         assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.add_writer(&writer, FileKey { inode: 4, ..KEY });

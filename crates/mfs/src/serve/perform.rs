@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -399,14 +399,8 @@ impl OpContext<'_> {
         flags: OFlags,
     ) -> Result<OpenId, Errno> {
         let flags = flags & OPEN_FLAGS;
-        let opened = self.session.insert_open(OpenFile {
-            fd,
-            key,
-            position,
-            flags,
-            reading: Mutex::default(),
-            backing_file: OnceLock::new(),
-        })?;
+        let opened =
+            self.session.insert_open(OpenFile { fd, key, position, flags, reading: Mutex::default() })?;
         if opens_for_writing(flags) {
             self.leases.add_writer(self.session, key);
         }

@@ -17,7 +17,7 @@ pub(crate) fn release(session: &Session, leases: &LeaseTable, resource: Release)
             if let Some(file) = session.close(opened)
                 && opens_for_writing(file.flags)
             {
-                leases.close_writer(session, &file);
+                leases.close_writer(session, file.key);
             }
         }
         Release::LockOwner(key, owner) => {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum number of open files per session: sixteen times the usual default of a process.
@@ -48,9 +48,6 @@ pub(crate) struct OpenFile {
     pub(crate) flags: OFlags,
     /// Serialises reads of a directory, since they move its file position.
     pub(crate) reading: Mutex<()>,
-    /// The backing file, if this node's kernel accesses it for a tree mounted here
-    /// ([`super::passthrough`]).
-    pub(crate) backing_file: OnceLock<OwnedFd>,
 }
 
 /// A reply cache, locked by the connection that uses it.

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Invalidates the kernel's caches by notifications. After a notification about an inode, the
-/// kernel ignores replies to earlier requests as outdated. So only the callback thread, the first
-/// lock on a file and the first passthrough open for writing send one; in all other cases the reply
-/// itself must invalidate.
+/// kernel ignores replies to earlier requests as outdated. So only the callback thread and the
+/// first lock on a file send one; in all other cases the reply itself must invalidate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Invalidator {
     channel: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,

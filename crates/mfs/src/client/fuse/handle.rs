@@ -5,13 +5,12 @@ use crate::client::cache::unsynced::Boot;
 use crate::client::cache::validity::ValidityStamp;
 use crate::client::connection::peer::Response;
 use crate::client::fuse::inode::Inode;
-use crate::client::fuse::passthrough::PassthroughOpen;
 use crate::client::fuse::readdir::ReaddirBuffer;
 use crate::lock;
 use crate::message::OpenId;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tern_ids::Credentials;
 
@@ -39,8 +38,6 @@ pub(crate) struct Handle {
     pub(crate) lock_owners: Mutex<HashSet<u64>>,
     /// Directory entries that were read and not returned yet.
     pub(crate) readdir_buffer: Mutex<ReaddirBuffer>,
-    /// Counts this handle among the inode's passthrough opens.
-    pub(crate) passthrough_open: OnceLock<PassthroughOpen>,
     /// The content that came with the reply to the open, until it is read.
     prefetched: Mutex<Option<PrefetchedContent>>,
 }
@@ -100,7 +97,6 @@ impl Handle {
             has_flock: AtomicBool::new(false),
             skips_flush: false,
             lock_owners: Mutex::default(),
-            passthrough_open: OnceLock::new(),
             prefetched: Mutex::default(),
         }
     }

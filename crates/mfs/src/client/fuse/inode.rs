@@ -17,7 +17,6 @@ use crate::client::cache::validity::{FileVersion, TTL_SLACK, ValidityStamp};
 use crate::client::caller::create_intent::CreateHistory;
 use crate::client::connection::peer::{CallError, Peer};
 use crate::client::fuse::locks::LockOwners;
-use crate::client::fuse::passthrough::PassthroughState;
 use crate::client::fuse::readdir::LastLookup;
 use crate::lock;
 use crate::message::{Attributes, FileKey, Name, Object, Op, ROOT, Release, Timespec, XattrKinds};
@@ -70,8 +69,6 @@ pub(crate) struct Inode {
     pub(crate) renewable_cache: RenewableCache,
     /// Files recently created in this directory.
     pub(crate) creates: CreateHistory,
-    /// Whether the kernel reads and writes it directly.
-    pub(crate) passthrough: PassthroughState,
     /// Its attributes after this client's last operation, for the kernel's next FUSE_GETATTR.
     after_change: Mutex<Option<(Attributes, ValidityStamp)>>,
     /// Its attributes as of the last FUSE_GETATTR before a read.
@@ -112,11 +109,6 @@ impl Inode {
     /// The node that has the file.
     pub(crate) fn node(&self) -> NodeId {
         self.identity.node
-    }
-
-    /// The file system on its node.
-    pub(crate) fn volume(&self) -> u64 {
-        self.identity.key.volume
     }
 
     /// The inode number listed for an entry of this directory: that of the file itself, unless a
@@ -181,10 +173,8 @@ impl Inode {
     /// Caches its attributes for reads; `lock_events` is the count before the attributes were
     /// requested.
     pub(crate) fn cache_for_read(&self, attributes: Attributes, stamp: ValidityStamp, lock_events: u64) {
-        let is_passthrough = self.passthrough.is_active();
         let mut cached = lock(&self.for_read);
-        *cached = (!is_passthrough && attributes.lease > 0 && lock_events == self.lock_events())
-            .then_some((attributes, stamp));
+        *cached = (attributes.lease > 0 && lock_events == self.lock_events()).then_some((attributes, stamp));
     }
 
     /// Counts locks acquired here, plus one for the first request. From then on the kernel gets no
@@ -215,9 +205,9 @@ impl Inode {
     }
 
     /// Its attributes, if they are known to be current: no lease of the node was recalled since,
-    /// and this client has changed nothing. Writes by passthrough are not counted.
+    /// and this client has changed nothing.
     pub(crate) fn cached_for_read(&self) -> Option<(Attributes, ValidityStamp)> {
-        let cached = if self.passthrough.is_active() { None } else { lock(&self.for_read).clone() };
+        let cached = lock(&self.for_read).clone();
         cached.filter(|(attributes, stamp)| stamp.is_current(attributes.lease))
     }
 

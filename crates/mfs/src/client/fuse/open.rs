@@ -107,7 +107,6 @@ impl MountedTree {
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
-        self.keep_while_mapped(&handle);
         self.clear_buffer(&handle, &mut lock(&handle.readdir_buffer));
         if lock(&handle.cached_open).is_some() {
             return;

@@ -9,7 +9,6 @@ use crate::client::cache::unsynced::UnsyncedWrites;
 use crate::client::caller::create_intent::CreateHistory;
 use crate::client::connection::peer::Peer;
 use crate::client::fuse::locks::LockOwners;
-use crate::client::fuse::passthrough::PassthroughState;
 use crate::client::fuse::readdir::LastLookup;
 use crate::lock;
 use crate::message::{FileKey, Found};
@@ -99,8 +98,7 @@ impl InodeTable {
         let (server_object, unsynced) = (Mutex::new(server_object), UnsyncedWrites::default());
         let (peer, dentries, name_cache) = (peer.clone(), Dentries::default(), NameCache::default());
         let last_lookup = LastLookup::default();
-        let (creates, renewable_cache, passthrough) =
-            (CreateHistory::default(), RenewableCache::default(), PassthroughState::default());
+        let (creates, renewable_cache) = (CreateHistory::default(), RenewableCache::default());
         let (after_change, for_read) = (Mutex::default(), Mutex::default());
         let (xattr_kinds, kernel_version, lock_events) =
             (Mutex::default(), Mutex::default(), AtomicU64::new(0));
@@ -117,7 +115,6 @@ impl InodeTable {
             name_cache,
             renewable_cache,
             creates,
-            passthrough,
             after_change,
             for_read,
             lock_events,
