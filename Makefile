@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network bench-pauses test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -108,6 +108,10 @@ bench-network: all
 	scripts/setup redis-server:redis-server nginx:nginx-light wrk:wrk iperf3:iperf3
 	scripts/bench-network $(target)/release
 	scripts/bench-pairs $(target)/release
+
+# How long clients wait while their server moves. TERN_CONNECTIONS, TERN_BYTES and TERN_MOVES set the load.
+bench-pauses: all
+	scripts/bench-pauses $(target)/release
 
 docs:
 	cargo xtask docs
