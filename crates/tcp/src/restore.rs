@@ -67,7 +67,7 @@ pub(crate) fn rebuild(socket: BorrowedFd<'_>, connection: &Connection) -> Result
     Ok(())
 }
 
-/// The peer's window, cut at the end of what was sent. The peer's next acknowledgement opens it.
+/// The peer's window, but only up to the end of the sent data. The peer's next acknowledgement opens it.
 ///
 /// Not a window of 0 in any case: with that, kernels before 6.10 end a connection whose sent data is
 /// not acknowledged in time (`tcp_retransmit_timer`, net/ipv4/tcp_timer.c).
