@@ -43,7 +43,7 @@ pub struct Policy {
     /// noise.
     pub margin: f64,
     /// Added to `margin` for a process that has moved recently. Loads are smoothed, so they do not
-    /// show all effects of its own move and of others yet.
+    /// show all effects of its own move and of others yet, and they include the CPU time of moves.
     pub moved_margin: f64,
     /// Fraction of the waiting for calls that is assumed not to be saved by going home if no CPU is
     /// idle there.
@@ -109,7 +109,7 @@ impl Default for Policy {
             recent_move_half_life_ms: 60_000,
             no_return_ms: 10_000,
             margin: 0.04,
-            moved_margin: 0.12,
+            moved_margin: 0.36,
             call_wait_discount: 0.5,
             min_gain_s: 0.1,
             min_rest_per_cost: 2.0,

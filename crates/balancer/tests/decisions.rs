@@ -306,10 +306,12 @@ fn small_difference_does_not_move_a_process_again() {
     state.accepted(HomePid(7), 1_100);
     state.arrived(HomePid(7), 1_200);
     process.at = NodeId(2);
-    // On node 3 its pace would be 4.45 instead of 5.
-    let slightly_better = [9.0, 5.0, 3.45];
+    // On node 3 its pace would be 4 instead of 5.
+    let slightly_better = [9.0, 5.0, 3.0];
     assert_eq!(decide(&process, &mut DecisionState::default(), slightly_better, 20_000), Some(3));
     assert_eq!(decide(&process, &mut state, slightly_better, 20_000), None);
+    let much_better = [9.0, 3.0, 1.0];
+    assert_eq!(decide(&process, &mut state.clone(), much_better, 20_000), Some(3));
     assert_eq!(decide(&process, &mut state, slightly_better, 620_000), Some(3), "the move is forgotten");
 }
 
