@@ -309,9 +309,16 @@ impl Shim {
             let exited = |thread: &&Thread| thread.tid != pid && !thread.is_exiting && gone(thread.tid);
             let exited: Vec<HomePid> =
                 process.threads.values().filter(exited).map(|thread| thread.tid).collect();
-            exited.into_iter().for_each(|tid| process.thread_exited(tid));
+            for tid in exited {
+                self.finish_fork(tid);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.thread_exited(tid);
+                }
+            }
+            let Some(process) = self.processes.get(&pid) else { return };
             let has_others = process.threads.keys().any(|tid| *tid != pid);
             if !has_others && !tern_tracee::procfs::is_alive(pid.0) {
+                self.finish_fork(pid);
                 self.process_exited(pid);
             }
             return;

@@ -11,10 +11,7 @@ pub(crate) fn relative_in_same_memory(pid: i32, parent: i32) -> Option<i32> {
     const KCMP_VM: i32 = 1;
     let code = |of: i32| procfs::status(of).ok().map(|status| status.code_kib);
     let own_code = code(pid);
-    let of =
-        |tid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-    let children: String = procfs::threads(pid).into_iter().flatten().map(of).collect();
-    let relatives = children.split_ascii_whitespace().filter_map(|c| c.parse().ok()).chain([parent]);
+    let relatives = procfs::children(pid).into_iter().chain([parent]);
     let same_memory = |other: &i32| is_same((pid, 0), (*other, 0), KCMP_VM);
     relatives.filter(|other| *other > 0 && code(*other) == own_code).find(same_memory)
 }

@@ -294,6 +294,18 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
+/// The children of a process, except those that have been waited for. Empty if it is gone.
+#[must_use]
+pub fn children(pid: i32) -> Vec<i32> {
+    let of_thread = |tid: i32| read_all(&format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let texts = threads(pid).into_iter().flatten().map(of_thread);
+    let parse = |text: Vec<u8>| -> Vec<i32> {
+        let words = text.split(|byte| *byte == b' ').map(|word| std::str::from_utf8(word).ok()?.parse().ok());
+        words.flatten().collect()
+    };
+    texts.flat_map(parse).collect()
+}
+
 /// The processes that trace threads of a process, once for each thread that is traced. Empty if the
 /// process is gone.
 #[must_use]

@@ -159,6 +159,8 @@ pub const ENTRIES: &[Entry] = &[
     entry("waiting", Kind::Calls),
     entry("threadfork", Kind::Calls),
     entry("threadexec", Kind::Execs),
+    entry("forkexec", Kind::Execs),
+    entry("forkkill", Kind::Calls),
     entry("threadmany", Kind::Calls),
     entry("threadlast", Kind::Calls),
     entry("threadleader", Kind::Calls),

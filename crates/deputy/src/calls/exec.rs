@@ -17,6 +17,12 @@ impl Shim {
     /// A thread of a process has executed a program. Only that thread is left, with the pid as its
     /// tid.
     pub(crate) fn handle_exec(&mut self, pid: HomePid, stopped: Stopped) -> Result<()> {
+        // The child of a thread that was killed in a fork exists, so its guest must be made before the
+        // old guest ends. The exit of the first thread is not reported if another one executes, which
+        // takes over its tid (`de_thread`, fs/exec.c).
+        let threads = self.processes.get(&pid).into_iter().flat_map(|process| process.threads.keys());
+        let threads: Vec<HomePid> = threads.copied().collect();
+        threads.into_iter().for_each(|tid| self.finish_fork(tid));
         let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
         let was_away = process.is_away();
         let at_exec = matches!(process.state, State::AtExec);

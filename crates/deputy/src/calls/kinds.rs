@@ -8,6 +8,11 @@ pub(crate) fn creates_thread(call: &Call) -> bool {
     i64::from(call.nr) == libc::SYS_clone && matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0)
 }
 
+/// Whether this call is to create a process.
+pub(crate) fn creates_process(call: &Call) -> bool {
+    [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone].contains(&i64::from(call.nr)) && !creates_thread(call)
+}
+
 /// Whether this call is to create a child that runs in its parent's memory.
 pub(crate) fn puts_child_in_parent_memory(call: &Call) -> bool {
     let wanted = libc::CLONE_VM as u64;

@@ -33,6 +33,7 @@ impl Shim {
             self.handle_change(HomePid(host), change);
             any = true;
         }
+        self.end_orphans();
         any
     }
 
