@@ -1,6 +1,7 @@
 //! The home half of execve: the deputy executes the program natively, the guest is dropped, and the
 //! new program, which is nearly empty, is sent to the guest's node.
 
+use crate::process::Process;
 use crate::process::own_mappings::OwnMappings;
 use crate::process::state::{MigrationTask, State};
 use crate::process::thread::Thread;
@@ -51,23 +52,8 @@ impl Shim {
             );
         }
         stopped.set_options(FOLLOW_THREADS)?;
-        // All state of the old program is gone.
-        (process.reserve, process.in_parent_memory) = (None, false);
-        process.threads = [(pid, Thread::new_resident(pid)?)].into();
-        process.usage.forget_threads();
-        process.timers.handle_exec();
-        process.exec_count += 1;
-        process.own_mappings = OwnMappings::default();
+        process.forget_program()?;
         process.state = State::Resident;
-        process.memory = Memory::open(pid.0)?;
-        process.command = procfs::command_line(pid.0);
-        process.files.forget_all();
-        process.names.forget();
-        process.files.set_proc_thread(pid.0);
-        for action in &mut process.actions {
-            // exec resets handlers, masks and flags; ignored signals stay ignored.
-            *action = [u64::from(action[0] == tern_image::process::SIG_IGN), 0, 0, 0];
-        }
         let has_timers = !process.timers.is_empty();
         let peer = outgoing_peer.or(onward_peer).unwrap_or(process.peer);
         if was_away {
@@ -148,5 +134,31 @@ impl Shim {
         let thread = process.thread(pid)?;
         thread.stop_wanted = false;
         Ok(thread.stopped.take())
+    }
+}
+
+impl Process {
+    /// Drops all state of the program that it executed before. Its first thread is the only one.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn forget_program(&mut self) -> Result<()> {
+        let pid = self.pid;
+        (self.reserve, self.in_parent_memory) = (None, false);
+        self.threads = [(pid, Thread::new_resident(pid)?)].into();
+        self.usage.forget_threads();
+        self.timers.handle_exec();
+        self.exec_count += 1;
+        self.own_mappings = OwnMappings::default();
+        self.memory = Memory::open(pid.0)?;
+        self.command = procfs::command_line(pid.0);
+        self.files.forget_all();
+        self.names.forget();
+        self.files.set_proc_thread(pid.0);
+        for action in &mut self.actions {
+            // exec resets handlers, masks and flags; ignored signals stay ignored.
+            *action = [u64::from(action[0] == tern_image::process::SIG_IGN), 0, 0, 0];
+        }
+        Ok(())
     }
 }

@@ -433,8 +433,10 @@ pub(crate) const OUT_OF_REACH: &str = "suspended: its node is out of reach";
 /// The reason of a move that is refused since no helper thread can be started.
 const NO_THREAD: &str = "home's limit on processes is reached, so that no thread can be started; try again";
 
-/// Seizes all threads of a process. Threads that a seized thread creates are seized as well, so
-/// when a pass finds no other thread, there is none.
+/// Seizes all threads of a process. Threads that a seized thread creates are seized as well, unless it
+/// was in that call already: the kernel decides at the beginning of clone(2) whether the new thread is
+/// traced. So a thread that this function has not found can appear until all threads have stopped
+/// once ([`Shim::quiesce_resident`] looks for it then).
 ///
 /// A thread may execute a program meanwhile. That thread then takes over the process's pid as its
 /// tid, and is still seized if it was before; all other threads are gone. Once a thread is seized
@@ -443,7 +445,7 @@ const NO_THREAD: &str = "home's limit on processes is reached, so that no thread
 ///
 /// # Errors
 /// If the process cannot be seized, or is gone. None of its threads is seized then.
-fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Result<bool> {
+pub(crate) fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Result<bool> {
     let (pid, own) = (process.pid, std::process::id() as i32);
     let is_seized = |tid: HomePid| procfs::status(tid.0).is_ok_and(|status| status.tracer == own);
     loop {

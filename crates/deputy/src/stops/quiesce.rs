@@ -17,6 +17,7 @@
 //! interrupted, and then not. So the state of a thread does not show beforehand whether it can be
 //! stopped.
 
+use crate::migrate::requests::seize_threads;
 use crate::process::Process;
 use crate::process::state::State;
 use crate::process::thread::Thread;
@@ -34,6 +35,10 @@ const MAX_YIELDS: u32 = 20;
 
 /// Number of polls between two looks at a thread's state.
 const POLLS_PER_LOOK: u32 = 16;
+
+/// How often to look for threads that are not known. One that is exiting cannot be seized, but is soon
+/// gone.
+const MAX_SEARCHES: u32 = 100;
 
 /// The result of an attempt to stop all threads of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +85,7 @@ impl Shim {
     /// # Errors
     /// If a thread cannot be waited for.
     pub(crate) fn quiesce_resident(&mut self, pid: HomePid) -> Result<Quiesced> {
-        let mut polls = 0;
+        let (mut polls, mut searches) = (0, 0);
         let exec_count = self.processes.get(&pid).map(|process| process.exec_count);
         loop {
             if self.is_frozen(pid) {
@@ -101,7 +106,18 @@ impl Shim {
                 process.threads.insert(pid, first);
             }
             if process.is_stopped() {
-                return Ok(Quiesced::Stopped);
+                if searches == MAX_SEARCHES || process.has_no_missed_thread()? {
+                    return Ok(Quiesced::Stopped);
+                }
+                searches += 1;
+                process.seize_missed_threads()?;
+                stop::pause(POLL_INTERVAL);
+                // One of them may have executed a program.
+                let _any = self.handle_all_stops();
+                continue;
+            }
+            if polls % POLLS_PER_LOOK == 0 {
+                process.seize_missed_program()?;
             }
             let mut gone = Vec::new();
             for thread in process.threads.values_mut().filter(|t| t.stopped.is_none() && !t.is_exiting) {
@@ -323,5 +339,42 @@ pub(super) fn interrupt_thread(tid: HomePid) -> Result<bool> {
     match stop::interrupt(tid.0) {
         Err(error) if error.is_gone() => Ok(false),
         done => done.map(|()| true),
+    }
+}
+
+impl Process {
+    /// Whether all threads of a process at home are known. A thread that was created by a clone(2)
+    /// which began before its creator was seized is not traced. If all known threads are stopped,
+    /// no such call is under way.
+    fn has_no_missed_thread(&self) -> Result<bool> {
+        let is_known = |tid: &i32| self.threads.contains_key(&HomePid(*tid));
+        Ok(procfs::threads(self.pid.0)?.iter().all(is_known))
+    }
+
+    /// Seizes the threads that are not known.
+    fn seize_missed_threads(&mut self) -> Result<()> {
+        self.seize_all()?;
+        // If one of them was executing a program, it was seized when it had taken over the pid.
+        let first = procfs::status(self.pid.0)?;
+        if !first.has_exited() && first.state != b't' { self.forget_program() } else { Ok(()) }
+    }
+
+    /// If a thread that was not seized has executed a program, it has taken over the pid, and all
+    /// seized threads are gone without a report: it is seized now.
+    fn seize_missed_program(&mut self) -> Result<()> {
+        let pid = self.pid;
+        let awaited = self.threads.get(&pid).filter(|first| first.stopped.is_none() && !first.is_exiting);
+        let is_missed = |status: procfs::Status| !status.has_exited() && status.tracer == 0;
+        if awaited.is_none() || !procfs::status(pid.0).is_ok_and(is_missed) {
+            return Ok(());
+        }
+        self.forget_program()?;
+        self.threads.clear();
+        self.seize_all()
+    }
+
+    fn seize_all(&mut self) -> Result<()> {
+        let pid = self.pid.0;
+        tern_tracee::reap::with_reaper(pid, || seize_threads(self, true)).map(drop)
     }
 }
