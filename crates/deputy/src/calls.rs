@@ -11,3 +11,4 @@ pub(crate) mod perform;
 pub(crate) mod prefetch;
 pub(crate) mod procfs_view;
 pub(crate) mod result;
+pub(crate) mod uncreated;

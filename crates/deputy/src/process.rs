@@ -176,6 +176,13 @@ impl Process {
         self.threads.get_mut(&tid).ok_or(Error::Gone { pid: tid.0 })
     }
 
+    /// Whether this thread of it was created while it was away, or is the first one of a process that
+    /// was, and has made no call since.
+    pub(crate) fn is_newborn(&self, tid: HomePid) -> bool {
+        let has_called = || self.threads.get(&tid).is_none_or(|thread| thread.last_result.is_some());
+        !has_called() && (tid != self.pid || self.migrations == 0 && self.call_count == 0)
+    }
+
     /// Removes a thread that has exited. Its mailbox can be used by another one.
     pub(crate) fn thread_exited(&mut self, tid: HomePid) {
         self.usage.thread_exited(tid);

@@ -46,6 +46,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         processes: HashMap::new(),
         events: channel(),
         early_stops: HashMap::new(),
+        uncreated: HashMap::new(),
         queued_moves: Vec::new(),
         content_transfers: ContentTransfers::default(),
         names: NameTracker::default(),
@@ -104,6 +105,8 @@ impl Shim {
         self.turn_watch.step("continue_revocations");
         self.collect_finished_calls();
         self.turn_watch.step("collect_finished_calls");
+        self.continue_undoing();
+        self.turn_watch.step("continue_undoing");
         self.report_readiness();
         self.turn_watch.step("report_readiness");
         self.collect_scans();
@@ -136,7 +139,10 @@ impl Shim {
             timeout = Duration::from_millis(5);
         }
         let is_retried = |process: &Process| process.waits.needs_polling();
-        if !self.queued_moves.is_empty() || self.processes.values().any(is_retried) {
+        if !self.queued_moves.is_empty()
+            || !self.uncreated.is_empty()
+            || self.processes.values().any(is_retried)
+        {
             timeout = Duration::from_millis(5);
         }
         if self.processes.values().any(Process::waits_for_group) {

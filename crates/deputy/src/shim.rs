@@ -1,6 +1,7 @@
 //! The state of a home shim: its processes, the guest shims that hold their guests, and the
 //! operations that concern both.
 
+use crate::calls::uncreated::Removal;
 use crate::files::content::ContentTransfers;
 use crate::files::names::NameTracker;
 use crate::files::timed_worker::TimedWorker;
@@ -93,6 +94,9 @@ pub(crate) struct Shim {
     /// The stops of new children and threads that came before the fork stop of the parent, which
     /// names the child. For the handling of stops and of forks.
     pub(crate) early_stops: HashMap<i32, Stopped>,
+    /// The children and threads that guests' nodes could not create, and how far they are removed.
+    /// For `calls::uncreated` only.
+    pub(crate) uncreated: HashMap<HomePid, Removal>,
     /// Contents of files that are being sent to guests.
     pub(crate) content_transfers: ContentTransfers,
     /// Events of helper threads: the helper threads send them, and the main loop receives them.

@@ -7,3 +7,4 @@ pub(crate) mod procfs_view;
 pub(crate) mod request;
 pub(crate) mod split;
 pub(crate) mod thread_lifecycle;
+pub(crate) mod uncreated;

@@ -14,6 +14,7 @@ mod onward;
 mod poll;
 mod requests;
 mod stops;
+mod uncreated;
 
 use crate::error::{GuestError, GuestResult};
 use crate::files::local::LocalNode;
@@ -25,6 +26,7 @@ use family_sandbox::FamilySandbox;
 use home_link::HomeLink;
 use members::Members;
 use onward::{Departures, SourceLink};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tern_control::ShimRole;
 use tern_control::control_socket::ControlSocket;
@@ -54,6 +56,9 @@ pub(crate) struct Shim {
     source_links: Vec<SourceLink>,
     departures: Departures,
     members: Members,
+    /// Children and threads that could not be created here and are being removed at home, and the
+    /// threads that wait for this; all by their ids at home. For `uncreated` only.
+    uncreated: BTreeMap<HomePid, HomePid>,
     sandbox: FamilySandbox,
     cache: ContentCache,
     machine: Machine,
@@ -88,6 +93,7 @@ impl Shim {
             source_links: Vec::new(),
             departures: Departures::default(),
             members: Members::new(),
+            uncreated: BTreeMap::new(),
             sandbox: FamilySandbox::new((uid, gid)),
             cache: ContentCache::new(&start.cache_dir),
             machine,

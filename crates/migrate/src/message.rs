@@ -411,6 +411,13 @@ pub enum Message {
     /// guest → home: no process of the family maps these pieces of anonymous shared memory any more
     /// (device and inode at home). Their content is gone.
     Unmapped(Vec<(u64, u64)>),
+    /// guest → home, per thread: the kernel of the guest's node has refused to create this child or
+    /// thread. Home removes its half without a trace. Sent again on a new link until
+    /// [`Message::CreationUndone`] arrives.
+    NotCreated,
+    /// home → guest: home's half of this child or thread, which the guest's node could not create,
+    /// is gone.
+    CreationUndone,
 }
 
 /// The destination of a guest's departure.
@@ -459,6 +466,7 @@ impl Message {
                 | Self::ThreadUsage(_)
                 | Self::WatchThreadUsage(_)
                 | Self::SignalAck(_)
+                | Self::NotCreated
         )
     }
 

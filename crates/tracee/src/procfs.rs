@@ -367,9 +367,18 @@ pub fn descriptor_state(pid: i32, fd: i32) -> Result<(u64, u64)> {
     offset.zip(flags).ok_or_else(inconsistent)
 }
 
+/// Whether this descriptor of a process is a pidfd of this process, which lives.
+#[must_use]
+pub fn is_pidfd_of(pid: i32, fd: i32, target: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+    let named = text.lines().find_map(|line| line.strip_prefix("Pid:")).map(str::trim);
+    named.and_then(|named| named.parse().ok()) == Some(target)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn stack_pointer_waits_for_running_thread_to_sleep() {
@@ -384,6 +393,16 @@ mod tests {
         assert!(syscall_stack_pointer(receiver.recv().unwrap()).unwrap() > 0);
         drop(end);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn pidfd_is_recognised() {
+        let (me, file) = (std::process::id() as i32, fs::File::open("/dev/null").unwrap());
+        let pid = rustix::process::Pid::from_raw(me).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        assert!(is_pidfd_of(me, pidfd.as_raw_fd(), me));
+        assert!(!is_pidfd_of(me, pidfd.as_raw_fd(), 1), "it is another process's");
+        assert!(!is_pidfd_of(me, file.as_raw_fd(), me), "it is no pidfd");
     }
 
     #[test]

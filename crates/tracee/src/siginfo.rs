@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 /// `siginfo_t`.
 pub type Siginfo = [u8; 128];
 
-/// Offsets of si_signo, si_code, si_timerid, si_overrun.
+/// Offsets of si_signo, si_code, si_timerid or si_pid, si_overrun.
 const SIGNAL: usize = 0;
 const CODE: usize = 8;
 const TIMER: usize = 16;
@@ -27,6 +27,13 @@ pub fn signal_of(info: &Siginfo) -> i32 {
 #[must_use]
 pub fn code(info: &Siginfo) -> i32 {
     word(info, CODE)
+}
+
+/// The child whose end, stop or continuation it reports, if it reports one. A child may end with any
+/// signal.
+#[must_use]
+pub fn reported_child(info: &Siginfo) -> Option<i32> {
+    (libc::CLD_EXITED..=libc::CLD_CONTINUED).contains(&code(info)).then(|| word(info, TIMER))
 }
 
 /// The POSIX timer that raised it, if one did.

@@ -18,12 +18,26 @@ const MEMORY_CONTROLLER: &str = "/sys/fs/cgroup/memory";
 /// # Errors
 /// If /proc cannot be read.
 pub fn shims(cluster: &Cluster, node: u16) -> Result<Vec<i32>> {
+    processes(cluster, node, |comm, _| comm.trim() == "tern-shim")
+}
+
+/// Pids, in this machine's numbering, of the guests on a node.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn guests(cluster: &Cluster, node: u16) -> Result<Vec<i32>> {
+    processes(cluster, node, |_, title| title.starts_with("tern:"))
+}
+
+/// Pids, in this machine's numbering, of the processes of a node whose names and titles `is_wanted`
+/// accepts.
+fn processes(cluster: &Cluster, node: u16, is_wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<i32>> {
     let group = format!("/tern-lab/{}/node{node}/", cluster.lab().name().as_str());
-    let is_shim = |process: &PathBuf| {
+    let matches = |process: &PathBuf| {
         let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
-        read("comm").trim() == "tern-shim" && read("cgroup").contains(&group)
+        read("cgroup").contains(&group) && is_wanted(&read("comm"), &read("cmdline"))
     };
-    let processes = fs::read_dir("/proc")?.flatten().map(|process| process.path()).filter(is_shim);
+    let processes = fs::read_dir("/proc")?.flatten().map(|process| process.path()).filter(matches);
     Ok(processes.filter_map(|process| process.file_name()?.to_str()?.parse().ok()).collect())
 }
 

@@ -194,6 +194,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("sigqueues", Kind::Calls),
     entry("clones", Kind::Calls),
     entry("descent", Kind::Calls),
+    entry("uncreated", Kind::Calls),
 ];
 
 /// The entries that can be migrated.

@@ -19,6 +19,7 @@ mod shared_memory;
 mod shutdown;
 mod stopped;
 mod time_namespace;
+mod uncreated;
 mod uninterruptible;
 mod unreturnable;
 mod zerocopy;

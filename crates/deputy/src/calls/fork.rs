@@ -36,8 +36,8 @@ impl Shim {
         let thread = current.is_some_and(|current| creates_thread(&current.request.call));
         let in_parent_memory = current.is_some_and(|current| current.child_in_parent_memory);
         let made = newborn.and_then(|newborn| match thread {
-            true => parent.new_thread(new, newborn, waker).map(|()| None),
-            false => parent.new_child(new, newborn, &cache, waker).map(Some),
+            true => parent.new_thread((new, tid), newborn, waker).map(|()| None),
+            false => parent.new_child((new, tid), newborn, &cache, waker).map(Some),
         });
         match made {
             Ok(child) => {
@@ -47,7 +47,7 @@ impl Shim {
                 }
                 if let Some(child) = child {
                     let child = Process { in_parent_memory, ..child };
-                    parent.usage.child_created(child.own_pid);
+                    parent.usage.forget_child(child.own_pid);
                     self.processes.insert(new, child);
                 }
             }
@@ -152,22 +152,30 @@ impl Process {
         Ok(mailbox)
     }
 
-    fn new_thread(&mut self, tid: HomePid, stopped: Stopped, waker: Waker) -> Result<()> {
+    fn new_thread(
+        &mut self,
+        (tid, creator): (HomePid, HomePid),
+        stopped: Stopped,
+        waker: Waker,
+    ) -> Result<()> {
         let area = self.own_mappings.next_area();
         let mailbox = self.set_up_blob(stopped, |_reserve| area, waker)?;
-        self.threads.insert(tid, Thread { mailbox: Some(mailbox), ..Thread::new_resident(tid)? });
+        let creator = Some(creator);
+        let thread = Thread { mailbox: Some(mailbox), creator, ..Thread::new_resident(tid)? };
+        self.threads.insert(tid, thread);
         Ok(())
     }
 
     fn new_child(
         &self,
-        pid: HomePid,
+        (pid, creator): (HomePid, HomePid),
         stopped: Stopped,
         cache: &std::path::Path,
         waker: Waker,
     ) -> Result<Process> {
         let mailbox = self.set_up_blob(stopped, MailboxArea::primary, waker)?;
-        let thread = Thread { mailbox: Some(mailbox), ..Thread::new_resident(pid)? };
+        let creator = Some(creator);
+        let thread = Thread { mailbox: Some(mailbox), creator, ..Thread::new_resident(pid)? };
         Ok(Process {
             files: self.files.for_child(pid.0),
             command: self.command.clone(),

@@ -96,7 +96,7 @@ impl Thread {
 
     /// Has an idle deputy make an internal call, which is not waited for. Returns false if the
     /// deputy is busy or cannot be reached.
-    fn post_internal(&mut self, call: Call, origin: Origin) -> bool {
+    pub(super) fn post_internal(&mut self, call: Call, origin: Origin) -> bool {
         let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return false };
         let request = internal_call(call.clone());
         let Ok(layout) = call.lay_out() else { return false };

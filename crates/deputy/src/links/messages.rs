@@ -42,6 +42,9 @@ impl Shim {
             false => tag,
         };
         let Some(process) = self.processes.get_mut(&pid) else {
+            if matches!(arrived.message, Message::NotCreated) && !self.uncreated.contains_key(&tag) {
+                self.send_to_peer(from, tag, &Message::CreationUndone);
+            }
             // The process has ended here, and its guest has not received that yet.
             if matches!(arrived.message, Message::Reattach(..) | Message::Call(_)) {
                 self.send_to_peer(from, pid, &Message::Drop);
@@ -118,6 +121,9 @@ impl Shim {
                 }
             }
             Message::KilledBySignal(signal) if holds => self.handle_killed_by_signal(pid, tag, signal),
+            Message::NotCreated if holds && process.is_newborn(tag) => self.undo_creation(tag, from),
+            // The number has another user by now, so home's half is gone.
+            Message::NotCreated => self.send_to_peer(from, tag, &Message::CreationUndone),
             Message::KilledByNode(why) if holds => self.handle_killed_by_node(pid, &why),
             Message::FetchHome(why) if holds => self.fetch_home(pid, &why),
             Message::Watch(fds) if holds => self.watch_descriptors(pid, &fds),

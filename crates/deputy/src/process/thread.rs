@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tern_ids::HomePid;
 use tern_image::ThreadImage;
 use tern_migrate::Partial;
-use tern_migrate::message::{CallRequest, CallResult, ThreadSync};
+use tern_migrate::message::{CallRequest, CallResult, Message, ThreadSync};
 use tern_tracee::registers::restart;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::Stopped;
@@ -18,6 +18,8 @@ pub(crate) struct Thread {
     pub(crate) tid: HomePid,
     /// Its tid in its own pid namespace.
     pub(crate) own_tid: i32,
+    /// The deputy thread whose call has created it or, for a first thread, its process.
+    pub(crate) creator: Option<HomePid>,
     pub(crate) mailbox: Option<Mailbox>,
     /// The call that the deputy is making.
     pub(crate) current: Option<CurrentCall>,
@@ -81,6 +83,7 @@ impl Thread {
         Ok(Self {
             tid,
             own_tid: procfs::status(tid.0)?.own_pid,
+            creator: None,
             mailbox: None,
             current: None,
             last_result: None,
@@ -113,6 +116,13 @@ impl Thread {
             current.awaits_signals_since.is_some()
                 || self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
         })
+    }
+
+    /// Records a signal that is sent to the guest, and returns the message.
+    pub(crate) fn forward(&mut self, info: Siginfo) -> Message {
+        self.signals_sent += 1;
+        self.unacked.push_back((self.signals_sent, info));
+        Message::Signal(self.signals_sent, info.to_vec())
     }
 
     /// Forgets the first `signals` signals, which the guest has received. This may release held

@@ -128,9 +128,7 @@ impl Process {
             self.set_stopped(injection.finish()?)?;
             let thread = self.thread(tid)?;
             for info in taken? {
-                thread.signals_sent += 1;
-                thread.unacked.push_back((thread.signals_sent, info));
-                messages.push((tid, Message::Signal(thread.signals_sent, info.to_vec())));
+                messages.push((tid, thread.forward(info)));
             }
         }
         Ok(messages)
@@ -195,7 +193,10 @@ fn pending_for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
 
 /// Dequeues pending signals of a set in a thread under injection, in the kernel's order: all of
 /// them, but only one each of those with a one-shot handler.
-fn dequeue(
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn dequeue(
     injection: &mut Injection,
     memory: &Memory,
     reserve: Reserve,

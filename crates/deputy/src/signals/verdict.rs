@@ -86,10 +86,7 @@ impl Process {
                 stopped.resume(0)?;
                 // The guest resets a one-shot handler when it is invoked; the record here follows.
                 self.handler_invoked(signal);
-                let thread = self.thread(tid)?;
-                thread.signals_sent += 1;
-                thread.unacked.push_back((thread.signals_sent, info));
-                Ok(Some(Message::Signal(thread.signals_sent, info.to_vec())))
+                Ok(Some(self.thread(tid)?.forward(info)))
             }
         }
     }

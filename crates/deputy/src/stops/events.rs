@@ -37,7 +37,7 @@ impl Shim {
         any
     }
 
-    pub(super) fn handle_change(&mut self, tid: HomePid, change: WaitEvent) {
+    pub(crate) fn handle_change(&mut self, tid: HomePid, change: WaitEvent) {
         match change {
             WaitEvent::Stopped(stopped) if self.process_of_thread(tid).is_some() => {
                 if let Err(error) = self.handle_stop(tid, stopped) {

@@ -94,9 +94,9 @@ impl AwayUsage {
         self.ended_children.get(&number).map(|ended| ended.used)
     }
 
-    /// A new child has this pid. An earlier child with this pid was waited for while the process
-    /// was at home.
-    pub(crate) fn child_created(&mut self, number: i32) {
+    /// Forgets a child that has ended with this pid: a new child has it, so the earlier one was waited
+    /// for while the process was at home, or the child was removed because it could not be created.
+    pub(crate) fn forget_child(&mut self, number: i32) {
         self.ended_children.remove(&number);
     }
 

@@ -8,6 +8,7 @@
 //! After a vfork the calling thread stays inside its clone until the child has executed or ended;
 //! the main loop handles its return. The other threads continue.
 
+use crate::calls::uncreated::creates_own_child;
 use crate::process::Guest;
 use crate::process::memory::GuestMemory;
 use crate::process::shared::{Process, State};
@@ -17,7 +18,6 @@ use crate::sandbox::clone::{CloneOutcome, Cloner, await_clone_return, child_regi
 use tern_ids::HomePid;
 use tern_migrate::message::ThreadSync;
 use tern_syscall::{Outcome, scatter};
-use tern_tracee::registers::Registers;
 use tern_tracee::{Error, Result};
 
 /// Flags of clone that concern memory and are passed to the clone here.
@@ -43,18 +43,19 @@ fn arguments(nr: u32, args: &[u64; 6]) -> [u64; 6] {
 impl Guest {
     /// Makes the guest's half of a fork by this thread. The child is `child` at home; its pid in
     /// its own namespace is the result of the call at home. Returns the child, running; the parent
-    /// resumes, or waits for the end of its vfork.
+    /// resumes, or waits for the end of its vfork. Returns none if the kernel refuses: then the
+    /// parent is held until home has removed the child
+    /// ([`fail_creation`](Self::fail_creation)).
     ///
     /// # Errors
-    /// If the guest is gone, or the kernel refuses. In the latter case the parent's call fails with
-    /// EAGAIN.
+    /// If the guest is gone.
     pub(crate) fn fork(
         &mut self,
         tid: HomePid,
         pending: &PendingCall,
         (child, outcome): (HomePid, &Outcome),
         sandbox: &Sandbox,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&tid) else { return Err(Error::Gone { pid: process.host_pid }) };
         thread.fork(process, pending, (child, outcome), sandbox)
@@ -68,7 +69,7 @@ impl Thread {
         pending: &PendingCall,
         (child, outcome): (HomePid, &Outcome),
         sandbox: &Sandbox,
-    ) -> Result<Guest> {
+    ) -> Result<Option<Guest>> {
         let own_pid = outcome.ret as i32;
         let args = arguments(pending.trap.nr, &pending.trap.args);
         let io = |source| Error::Refused { operation: "choose a pid", pid: self.host_tid, source };
@@ -84,16 +85,11 @@ impl Thread {
         let child_stop = match cloner.inject(stopped, &before, &args)? {
             CloneOutcome::Created(child_stop) => child_stop,
             CloneOutcome::Refused(failed) => {
-                failed
-                    .set_registers(&Registers { rax: (-i64::from(libc::EAGAIN)).cast_unsigned(), ..after })?;
-                failed.set_sigmask(mask)?;
-                self.resume_or_hold(failed, process)?;
-                return Err(Error::Inconsistent {
-                    what: "it could not fork here".into(),
-                    pid: self.host_tid,
-                });
+                self.hold_until_undone((child, &pending.trap), failed, (before, mask))?;
+                return Ok(None);
             }
         };
+        process.children_created += u64::from(creates_own_child(&pending.trap));
         self.write_results(pending, outcome, process);
         let host = child_stop.pid();
         child_stop.set_registers(&child_registers(before, child_stop.registers()?, args[1]))?;
@@ -127,7 +123,7 @@ impl Thread {
         let first =
             Self::new(&guest.process, (child, own_pid, host), ThreadSync::default(), self.deputy_sigmask)?;
         guest.threads.insert(child, first);
-        Ok(guest)
+        Ok(Some(guest))
     }
 }
 

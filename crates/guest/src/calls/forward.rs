@@ -301,8 +301,9 @@ impl Guest {
     pub(crate) fn take_result(
         &mut self,
         tid: HomePid,
-        result: CallResult,
+        mut result: CallResult,
     ) -> GuestResult<Option<(PendingCall, CallResult)>> {
+        self.repeat_undecided_wait(tid, &mut result);
         let used = self.cpu_time_asked_for(tid, &result);
         let Self { process, threads } = self;
         threads.get_mut(&tid).map_or(Ok(None), |thread| thread.take_result(result, used, process))

@@ -33,27 +33,29 @@ fn arguments(args: &[u64; 6]) -> [u64; 6] {
 
 impl Guest {
     /// Creates the guest's half of a new thread, which is `child` at home and `own_tid` in its own
-    /// namespace. Both threads resume, or stay stopped if the guest is being quiesced.
+    /// namespace. Both threads resume, or stay stopped if the guest is being quiesced. Returns the
+    /// tid on this node, or none if the kernel refuses: then the creator is held until home has
+    /// removed the new thread ([`fail_creation`](Self::fail_creation)).
     ///
     /// # Errors
-    /// If the guest is gone, or the thread cannot be created here. Home's half exists already, so
-    /// the guest cannot continue.
+    /// If the guest is gone.
     pub(crate) fn create_thread(
         &mut self,
         creator: HomePid,
         pending: &PendingCall,
         (child, own_tid): (HomePid, i32),
         sandbox: &Sandbox,
-    ) -> Result<i32> {
+    ) -> Result<Option<i32>> {
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&creator) else {
             return Err(Error::Gone { pid: process.host_pid });
         };
         let new_thread = thread.create_thread(process, pending, (child, own_tid), sandbox)?;
+        let Some(new_thread) = new_thread else { return Ok(None) };
         let host = new_thread.host_tid;
         threads.insert(child, new_thread);
         process.note_thread_count(threads);
-        Ok(host)
+        Ok(Some(host))
     }
 
     /// Whether this call creates a thread, and the process has as many threads as can be moved. Home's
@@ -116,7 +118,7 @@ impl Thread {
         pending: &PendingCall,
         (child, own_tid): (HomePid, i32),
         sandbox: &Sandbox,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let inconsistent = |what: &str| Error::Inconsistent { what: what.to_owned(), pid: process.host_pid };
         let (not_created, wrong_tid) =
             (inconsistent("no thread could be created here"), inconsistent("its new thread has another tid"));
@@ -127,8 +129,12 @@ impl Thread {
         let before = stopped.registers()?;
         let mask = stopped.sigmask()?;
         let cloner = Cloner { reserve: process.reserve, listener: &self.listener };
-        let CloneOutcome::Created(child_stop) = cloner.inject(stopped, &before, &args)? else {
-            return Err(not_created);
+        let child_stop = match cloner.inject(stopped, &before, &args)? {
+            CloneOutcome::Created(child_stop) => child_stop,
+            CloneOutcome::Refused(failed) => {
+                let child = (child, &pending.trap);
+                return self.hold_until_undone(child, failed, (before, mask)).map(|()| None);
+            }
         };
         let (stopped, number) = await_clone_return(self.host_tid)?;
         if number != own_tid {
@@ -148,7 +154,7 @@ impl Thread {
         )?;
         new_thread.resume_or_hold(child_stop, process)?;
         self.resume_or_hold(stopped, process)?;
-        Ok(new_thread)
+        Ok(Some(new_thread))
     }
 }
 

@@ -244,14 +244,16 @@ impl Guest {
         Ok(MemorySender::new(process.pid, Memory::open(process.memory.pid())?, finder))
     }
 
-    /// Whether one of its threads is in a fork that home has been sent, or waits in a vfork.
+    /// Whether one of its threads is in a fork that home has been sent, waits in a vfork, or waits
+    /// until home has removed a child or thread that could not be created here.
     #[must_use]
     pub(crate) fn is_forking(&self) -> bool {
         let forks = |pending: &PendingCall| {
             pending.request.is_some()
                 && route(pending.trap.nr, &pending.trap.args) == Route::Both(SplitCall::Fork)
         };
-        self.threads.values().any(|t| t.vfork_wait.is_some() || t.pending.as_ref().is_some_and(forks))
+        let waits = |thread: &Thread| thread.vfork_wait.is_some() || thread.uncreated.is_some();
+        self.threads.values().any(|t| waits(t) || t.pending.as_ref().is_some_and(forks))
     }
 
     /// Lets threads fork that have waited long enough for a departure.

@@ -226,7 +226,7 @@ impl Thread {
     /// stopped nor in a trap.
     fn may_run(&self, process: &Process) -> bool {
         let is_in_trap = || self.pending.is_some() || process.queued_traps.has_trap_of(self.host_tid);
-        !self.is_exiting && self.stopped.is_none() && !is_in_trap()
+        !self.is_exiting && self.stopped.is_none() && self.uncreated.is_none() && !is_in_trap()
     }
 
     /// Whether the thread may be in a call that was let through, or that the fast path's code makes.

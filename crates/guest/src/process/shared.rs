@@ -72,6 +72,8 @@ pub(crate) struct Process {
     pub(crate) fastpath: Fastpath,
     /// It runs in its parent's memory, after a vfork. Never changes.
     pub(crate) shares_parent_memory: bool,
+    /// Number of children that were created here. Only `calls::fork` changes it.
+    pub(crate) children_created: u64,
 }
 
 /// The phases in the life of a guest.
@@ -120,6 +122,7 @@ impl Process {
             names: NameCache::default(),
             fastpath: Fastpath::default(),
             shares_parent_memory: false,
+            children_created: 0,
         })
     }
 

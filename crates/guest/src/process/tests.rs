@@ -322,7 +322,7 @@ fn new_thread_has_home_s_tid() {
         }
         let (pending, _) = test.guest.take_result(FIRST, result(1, 4321, None)).unwrap().unwrap();
         let TestGuest { guest, sandbox, .. } = &mut test;
-        let host = guest.create_thread(FIRST, &pending, (HomePid(9500), 4321), sandbox).unwrap();
+        let host = guest.create_thread(FIRST, &pending, (HomePid(9500), 4321), sandbox).unwrap().unwrap();
         let status = procfs::status(host).unwrap();
         assert_eq!((status.own_pid, status.group, status.blocked), (4321, guest.process.host_pid, 1));
         assert_eq!(guest.are_all_stopped(), is_quiescing, "it is stopped before it runs if it must be");

@@ -3,6 +3,7 @@
 //! The functions here need this thread only. They are given the state that its process shares
 //! ([`Process`]).
 
+use crate::calls::uncreated::Uncreated;
 use crate::files::connections::{NativeWait, RunningCall};
 use crate::files::internal_call::InternalCall;
 use crate::process::raised_signals::RaisedSignals;
@@ -52,6 +53,14 @@ pub(crate) struct Thread {
     pub(crate) stopped: Option<Stopped>,
     /// Set while it waits in a vfork for its child to execute or to end.
     pub(crate) vfork_wait: Option<Box<VforkWait>>,
+    /// Set while home removes its half of a child or thread that this thread could not create here.
+    pub(crate) uncreated: Option<Box<Uncreated>>,
+    /// The number of its last call when home had last removed such a child of its process. Only
+    /// `calls::uncreated` changes it.
+    pub(crate) last_call_before_removal: u64,
+    /// While its wait is made again because of undecided forks: the number of children that had been
+    /// created at the first result. For `calls::uncreated` only.
+    pub(crate) undecided_wait: Option<u64>,
     /// Its deputy thread has ended, and its own exit was let through. It makes no further call.
     pub(crate) is_exiting: bool,
     /// The call on connections that was let through, while the thread may be inside it. Only
@@ -135,6 +144,9 @@ impl Thread {
             mask_after_handler: None,
             stopped: None,
             vfork_wait: None,
+            uncreated: None,
+            last_call_before_removal: 0,
+            undecided_wait: None,
             is_exiting: false,
             native_call: None,
             native_wait: None,
@@ -152,12 +164,14 @@ impl Thread {
     ///   elsewhere, because the trampoline does not exist there.
     /// * while a handler is about to begin under the signal mask of the call that it interrupted:
     ///   until the handler's frame exists, only this shim has the program's own mask.
+    /// * while home removes its half of a child or thread that could not be created here.
     ///
     /// In these cases the thread waits for home, never for another thread, except in a vfork. So
     /// all threads of a process can be stopped eventually.
     #[must_use]
     pub(crate) fn can_stop(&self, process: &Process) -> bool {
-        if self.is_exiting || self.vfork_wait.is_some() || self.mask_after_handler.is_some() {
+        let cannot_stop = self.is_exiting || self.vfork_wait.is_some() || self.uncreated.is_some();
+        if cannot_stop || self.mask_after_handler.is_some() {
             return false;
         }
         let Some(pending) = &self.pending else { return true };

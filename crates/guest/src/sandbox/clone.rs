@@ -87,7 +87,14 @@ impl Cloner<'_> {
                         stopped.run_to_syscall()?;
                         return stop::wait_stop(child).map(CloneOutcome::Created);
                     }
-                    Stop::Syscall if has_begun => return Ok(CloneOutcome::Refused(stopped)),
+                    // SIGSTOP, which cannot be blocked, makes the kernel restart the clone.
+                    Stop::Syscall if has_begun && stopped.registers()?.restart_code().is_none() => {
+                        return Ok(CloneOutcome::Refused(stopped));
+                    }
+                    Stop::Syscall if has_begun => {
+                        has_begun = false;
+                        stopped.run_to_syscall()?;
+                    }
                     Stop::Syscall => {
                         has_begun = true;
                         stopped.run_to_syscall()?;

@@ -138,6 +138,10 @@ impl Shim {
                 });
                 Ok(())
             }
+            Message::CreationUndone => {
+                self.fail_creation(pid);
+                Ok(())
+            }
             Message::WatchUsage(at) => {
                 if let Some(guest) = self.members.get_mut(pid) {
                     guest.set_cpu_threshold(None, *at);
@@ -229,8 +233,10 @@ impl Shim {
             }
             (Route::Both(SplitCall::Thread), Some(child)) => {
                 let Some(sandbox) = self.sandbox.get() else { return Ok(()) };
-                let host = guest.create_thread(tid, &pending, (child, result.outcome.ret as i32), sandbox)?;
-                self.members.register_thread(pid, child, host);
+                match guest.create_thread(tid, &pending, (child, result.outcome.ret as i32), sandbox)? {
+                    Some(host) => self.members.register_thread(pid, child, host),
+                    None => self.report_uncreated(child, tid),
+                }
                 Ok(())
             }
             (Route::Both(SplitCall::Fork | SplitCall::Thread), None) => {
@@ -262,9 +268,8 @@ impl Shim {
         self.cancel_departure(pid, Some(Busy::Forking.into()));
         let (Some(guest), Some(sandbox)) = (self.members.get_mut(pid), self.sandbox.get()) else { return };
         match guest.fork(tid, pending, child, sandbox) {
-            Ok(forked) => {
-                self.members.insert(forked);
-            }
+            Ok(Some(forked)) => self.members.insert(forked),
+            Ok(None) => self.report_uncreated(child.0, tid),
             Err(error) => {
                 tracing::error!(%error, "a fork could not be made here");
                 self.send_home(child.0, &Message::KilledBySignal(libc::SIGKILL));

@@ -205,6 +205,7 @@ impl Shim {
         for pid in pids {
             self.announce(pid);
         }
+        self.repeat_uncreated();
     }
 
     /// Reports, on a new link, the state of a guest's threads to home, and repeats pending calls.
