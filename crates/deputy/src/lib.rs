@@ -11,7 +11,8 @@
 //! * `stops`: wait statuses, and quiescing a process
 //! * `migrate`: from the request to move a process until it is a deputy, and back
 //! * `calls`: performing a guest's calls; fork and exec
-//! * `signals`: the kernel's verdict on each signal, the order of signals, core dumps
+//! * `signals`: the kernel's verdict on each signal, the order of signals, signals that are held
+//!   until the guest can take them, core dumps
 //! * `time`: CPU time used away, and the timers and limits that count it
 //! * `files`: files and directories that are delegated to guests
 //! * `shm`: shared memory, which must not be accessed at home while its content is away

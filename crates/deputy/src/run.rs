@@ -96,6 +96,8 @@ impl Shim {
         self.turn_watch.step("continue_stops");
         self.handle_messages();
         self.turn_watch.step("handle_messages");
+        self.release_overdue_signals();
+        self.turn_watch.step("release_overdue_signals");
         self.fire_late();
         self.turn_watch.step("fire_late");
         self.continue_returns();

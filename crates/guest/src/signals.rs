@@ -11,12 +11,30 @@ use crate::process::Guest;
 use crate::process::outbox::Outbox;
 use crate::process::shared::Process;
 use crate::process::thread::Thread;
+use std::time::{Duration, Instant};
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};
 use tern_migrate::message::Message;
 use tern_tracee::pidfd::signal_thread;
-use tern_tracee::siginfo::{Siginfo, code};
+use tern_tracee::procfs::syscall_stack_pointer;
+use tern_tracee::siginfo::{Siginfo, code, is_expiry, signal_of};
 use tern_tracee::stop::{self, Stop, Stopped};
 use tern_tracee::{Error, Result};
+
+/// A report that follows a call is no use after this time: home holds no signal for longer.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A call to which a handler has returned. A report to home follows it.
+#[derive(Debug)]
+pub(crate) struct AwaitedCall {
+    /// The signals of timers to report as handled.
+    handled: u64,
+    /// The number of signals that the thread had received when the handler returned.
+    signals: u64,
+    /// The stack pointer of the call.
+    stack: u64,
+    /// When the handler returned.
+    since: Instant,
+}
 
 /// Faults that a program's own instructions raise.
 fn is_fault(signal: i32) -> bool {
@@ -54,6 +72,10 @@ impl Thread {
             return Ok(());
         }
         self.sync.signals = count;
+        if !(1..=64).contains(&signal_of(&info)) {
+            return Ok(());
+        }
+        self.note_expiry(&info);
         let Some(signal) = self.raised.add(info) else { return Ok(()) };
         if self.sync.call_pending {
             // A handler that ran before the call is sent again would replace that call.
@@ -61,6 +83,57 @@ impl Thread {
             return Ok(());
         }
         self.raise(signal)
+    }
+
+    fn note_expiry(&mut self, info: &Siginfo) {
+        if is_expiry(info) {
+            self.expiries |= 1 << ((signal_of(info) - 1) & 63);
+        }
+    }
+
+    /// A handler is about to return, to code that runs under this mask. Reports to home the signals
+    /// of timers that the thread can take again: home may have held further ones until now. If that
+    /// code begins with a call to be sent home, such as the one that the signal has interrupted,
+    /// `call_stack` is its stack pointer, and the report follows the call. Otherwise the next signal
+    /// would cross the call on its way, each time, and home would never make the call.
+    pub(crate) fn handler_returns(&mut self, mask: u64, call_stack: Option<u64>, home: &mut Outbox) {
+        let before = self.expiries_until_call.take().map_or(0, |awaited| awaited.handled);
+        let handled = self.expiries & !mask & !self.raised.numbers();
+        self.expiries &= !handled;
+        // Those that were to be reported before have been handled, unless they have expired again.
+        let handled = handled | before & !self.expiries;
+        let signals = self.sync.signals;
+        let awaited = |stack| AwaitedCall { handled, signals, stack, since: Instant::now() };
+        self.expiries_until_call = call_stack.map(awaited);
+        if call_stack.is_none() {
+            self.report_handled(handled, signals, home);
+        }
+    }
+
+    /// Whether the call that the thread is making is the one to which a handler has returned. A
+    /// further handler may run before that, and make calls itself. If it is left by a jump, the call
+    /// is not made.
+    pub(crate) fn makes_awaited_call(&mut self) -> bool {
+        self.expiries_until_call.take_if(|awaited| awaited.since.elapsed() > REPORT_TIMEOUT);
+        let is_at = |stack| syscall_stack_pointer(self.host_tid).is_ok_and(|at| at == stack);
+        self.expiries_until_call.as_ref().is_some_and(|awaited| is_at(awaited.stack))
+    }
+
+    /// The call to which a handler has returned was handled. If it waits in a queue, or if a signal
+    /// must be taken first, it was not made yet.
+    pub(crate) fn report_after_call(&mut self, process: &Process, home: &mut Outbox) {
+        let is_made = self.pending.is_some()
+            || !process.queued_traps.has_trap_of(self.host_tid) && !self.has_deliverable(None);
+        if is_made && let Some(awaited) = self.expiries_until_call.take() {
+            self.report_handled(awaited.handled, awaited.signals, home);
+        }
+    }
+
+    /// Reports that these are handled, among this number of signals.
+    fn report_handled(&self, handled: u64, signals: u64, home: &mut Outbox) {
+        if handled != 0 {
+            home.send(self.tid, Message::SignalAck(signals, handled));
+        }
     }
 
     /// Raises a signal here. If the user has too many pending signals on this node, the signal is
@@ -100,6 +173,7 @@ impl Thread {
     pub(crate) fn raise_carried(&mut self) -> Result<()> {
         for info in std::mem::take(&mut self.sync.pending_signals) {
             if let Ok(info) = Siginfo::try_from(info) {
+                self.note_expiry(&info);
                 self.raised.add_carried(info);
             }
         }

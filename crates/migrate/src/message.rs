@@ -393,8 +393,9 @@ pub enum Message {
     /// runs at the source.
     Threads(Vec<i32>),
     /// guest → home, per thread: acknowledges this many signals. Sent for a thread that may make no
-    /// call for long.
-    SignalAck(u64),
+    /// call for long, and when handlers of timers' signals have returned: the second is the set of
+    /// their numbers. Home then sends the next signals of these numbers.
+    SignalAck(u64, u64),
     /// home → guest: a notice about cached names. Sent before any message by which a program on
     /// that node could learn of the change, such as the result of the call that made it.
     Names(NameNotice),
@@ -465,7 +466,7 @@ impl Message {
                 | Self::Mask(_)
                 | Self::ThreadUsage(_)
                 | Self::WatchThreadUsage(_)
-                | Self::SignalAck(_)
+                | Self::SignalAck(..)
                 | Self::NotCreated
         )
     }

@@ -42,6 +42,13 @@ pub fn timer_of(info: &Siginfo) -> Option<i32> {
     (code(info) == SI_TIMER).then(|| word(info, TIMER))
 }
 
+/// Whether a timer has raised it: such a signal has no sender, and may come at any time.
+#[must_use]
+pub fn is_expiry(info: &Siginfo) -> bool {
+    let interval_timers = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
+    timer_of(info).is_some() || code(info) == SI_KERNEL && interval_timers.contains(&signal_of(info))
+}
+
 /// Sets the timer's overrun count.
 pub fn set_overrun(info: &mut Siginfo, overrun: i32) {
     info[OVERRUN..OVERRUN + 4].copy_from_slice(&overrun.to_le_bytes());
@@ -107,6 +114,15 @@ mod tests {
             enqueue(&mut queued, kernel_siginfo(40));
         }
         assert_eq!(queued.len(), 3);
+    }
+
+    #[test]
+    fn expiries_are_signals_of_timers() {
+        assert!(is_expiry(&of_a_timer(40, 1, 0)) && is_expiry(&kernel_siginfo(libc::SIGPROF)));
+        assert!(!is_expiry(&kernel_siginfo(libc::SIGPIPE)));
+        let mut sent = kernel_siginfo(libc::SIGALRM);
+        sent[CODE..CODE + 4].fill(0);
+        assert!(!is_expiry(&sent), "by kill");
     }
 
     #[test]

@@ -134,6 +134,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("sigself", Kind::Calls),
     entry("ownsignals", Kind::Calls),
     entry("sigflood", Kind::Calls),
+    entry("fasttimers", Kind::Calls),
     entry("undermask", Kind::Calls),
     entry("sigsegv", Kind::Calls),
     entry("forktree", Kind::Calls),

@@ -59,6 +59,11 @@ impl CurrentCall {
         }
     }
 
+    /// The deputy's own signal mask that the call sets, if it is an internal call for that.
+    pub(crate) fn mask_being_set(&self) -> Option<u64> {
+        if let Origin::SetMask(mask) = self.origin { Some(mask) } else { None }
+    }
+
     /// The number that the guest has given the call; none for an internal call.
     pub(crate) fn guest_number(&self) -> Option<u64> {
         matches!(self.origin, Origin::Guest).then_some(self.request.number)

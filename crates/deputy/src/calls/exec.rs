@@ -51,6 +51,11 @@ impl Shim {
                 self.peers.node(process.peer).unwrap_or(self.start.node),
             );
         }
+        let former = HomePid(stopped.message()? as i32);
+        let held = process.threads.get(&former).map_or(0, |thread| thread.held.set());
+        if held != 0 {
+            stopped.set_sigmask(stopped.sigmask()? & !held)?;
+        }
         stopped.set_options(FOLLOW_THREADS)?;
         process.forget_program()?;
         process.state = State::Resident;

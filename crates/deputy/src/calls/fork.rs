@@ -130,10 +130,11 @@ impl Shim {
 }
 
 impl Process {
-    /// Sets up the blob and a mailbox in a new child or thread.
+    /// Sets up the blob and a mailbox in a new child or thread. `held` are the signals that are held
+    /// in the deputy thread that has created it.
     fn set_up_blob(
         &self,
-        mut stopped: Stopped,
+        (mut stopped, held): (Stopped, u64),
         area: impl FnOnce(tern_image::Reserve) -> MailboxArea,
         waker: Waker,
     ) -> Result<Mailbox> {
@@ -147,9 +148,14 @@ impl Process {
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         let mailbox = Mailbox::create(&mut injection, reserve, area(reserve), waker)?;
         let registers = Self::blob_registers(injection.saved_registers(), reserve, mailbox.area());
-        let mask = injection.saved_mask();
+        let mask = injection.saved_mask() & !held;
         injection.finish_with(&registers, mask)?.resume(0)?;
         Ok(mailbox)
+    }
+
+    /// The signals that are held in a thread.
+    fn held_in(&self, tid: HomePid) -> u64 {
+        self.threads.get(&tid).map_or(0, |thread| thread.held.set())
     }
 
     fn new_thread(
@@ -159,7 +165,8 @@ impl Process {
         waker: Waker,
     ) -> Result<()> {
         let area = self.own_mappings.next_area();
-        let mailbox = self.set_up_blob(stopped, |_reserve| area, waker)?;
+        let held = self.held_in(creator);
+        let mailbox = self.set_up_blob((stopped, held), |_reserve| area, waker)?;
         let creator = Some(creator);
         let thread = Thread { mailbox: Some(mailbox), creator, ..Thread::new_resident(tid)? };
         self.threads.insert(tid, thread);
@@ -173,7 +180,8 @@ impl Process {
         cache: &std::path::Path,
         waker: Waker,
     ) -> Result<Process> {
-        let mailbox = self.set_up_blob(stopped, MailboxArea::primary, waker)?;
+        let held = self.held_in(creator);
+        let mailbox = self.set_up_blob((stopped, held), MailboxArea::primary, waker)?;
         let creator = Some(creator);
         let thread = Thread { mailbox: Some(mailbox), creator, ..Thread::new_resident(pid)? };
         Ok(Process {

@@ -63,6 +63,8 @@ impl Shim {
             thread.pending_mask = thread.pending_mask.or(Some(mask));
         }
         thread.apply_pending_mask();
+        let to_release = thread.held.to_release();
+        self.release_signals(tid, to_release);
         if let Origin::Prefetch(prefetch) = origin {
             self.finish_prefetch(tid, *prefetch, outcome);
         }
@@ -77,6 +79,7 @@ impl Thread {
     /// Makes the deputy follow the program's signal mask, which changed at the guest: a handler
     /// returned, or a move restored it. A deputy that is in a call follows when that has finished.
     pub(crate) fn set_mask(&mut self, mask: u64) {
+        self.held.remove(mask);
         self.pending_mask = Some(mask);
         self.apply_pending_mask();
     }

@@ -92,6 +92,7 @@ impl Shim {
             {
                 thread.last_result = Some(made.clone());
             }
+            self.forward_held_signals(tid, &request.call);
             self.send(tid, &Message::Result(Box::new(made)));
             return self.check_timers(pid, ClockScope::All);
         }
@@ -167,6 +168,11 @@ impl Shim {
             // The capabilities are the calling thread's own.
             result.limits = tern_image::limits::of(tid.0).ok();
         }
+        if let Some(process) = self.process_of_thread(tid)
+            && let Some(thread) = process.threads.get_mut(&tid)
+        {
+            thread.adapt_mask_call(&current.request.call, current.request.signals, &mut result.outcome);
+        }
         let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);
         let Some(process) = self.process_of_thread(tid) else { return };
         let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
@@ -202,6 +208,7 @@ impl Shim {
             self.handle_error(tid, &error);
             return;
         }
+        self.forward_held_signals(tid, &current.request.call);
         let Some(process) = self.process_of_thread(tid) else { return };
         process.call_count += 1;
         process.call_bytes += bytes_carried;
@@ -254,6 +261,8 @@ impl Shim {
             if let Some(process) = self.processes.get_mut(&pid)
                 && let Some(thread) = process.threads.get_mut(&tid)
             {
+                let request = &current.request;
+                thread.adapt_mask_call(&request.call, request.signals, &mut result.outcome);
                 thread.last_result = Some(result);
             }
         }

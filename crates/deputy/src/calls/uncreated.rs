@@ -25,10 +25,10 @@ use crate::process::state::State;
 use crate::shim::Shim;
 use crate::signals::order::{dequeue, raise_natively};
 use crate::stops::quiesce::{POLL_INTERVAL, Quiesced, is_uninterruptible};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_image::Reserve;
-use tern_image::process::SIGNALS;
 use tern_migrate::message::Message;
 use tern_syscall::{Arg, Call};
 use tern_tracee::inject::Injection;
@@ -186,7 +186,7 @@ impl Shim {
         for info in taken {
             let thread = self.process_of_thread(receiver).and_then(|process| process.thread(receiver).ok());
             let Some(thread) = thread else { return };
-            let message = thread.forward(info);
+            let message = thread.signal_message(info);
             self.send(receiver, &message);
         }
     }
@@ -343,9 +343,10 @@ impl Queue<'_> {
         }
         // The kernel dequeues the thread's own signals first. Those that are to stay are queued
         // again, in their order.
-        let (set, all) = (1 << (signal - 1), [[0; 4]; SIGNALS]);
-        let taken = dequeue(self.injection, &self.memory, self.reserve, set, &all)?;
-        let count = of_thread.iter().filter(|info| signal_of(info) == signal).count();
+        let of_number = |infos: &[Siginfo]| infos.iter().filter(|info| signal_of(info) == signal).count();
+        let count = of_number(&of_thread);
+        let wanted = BTreeMap::from([(signal, count + of_number(&shared))]);
+        let taken = dequeue(self.injection, &self.memory, self.reserve, wanted)?;
         let (of_thread, shared) = taken.split_at(count.min(taken.len()));
         raise_natively(self.injection, &self.memory, self.reserve, own, of_thread)?;
         for info in shared.iter().filter(|info| !is_of_child(info)) {

@@ -137,15 +137,14 @@ impl Shim {
             Message::ThreadUsage(used) if holds && process.threads.contains_key(&tag) => {
                 self.usage_reported(pid, Some(tag), used);
             }
-            Message::SignalAck(signals) if holds => {
-                if let Ok(thread) = process.thread(tag) {
-                    thread.acknowledge_signals(signals);
-                }
+            Message::SignalAck(signals, handled) if holds => {
+                self.signals_handled(tag, signals, handled);
             }
             Message::Mask(mask) if holds => {
                 if let Ok(thread) = process.thread(tag) {
                     thread.set_mask(mask);
                 }
+                self.release_signals(tag, u64::MAX);
             }
             _ => {}
         }

@@ -274,6 +274,7 @@ impl Shim {
                     .push((thread.tid, process.remainder_request(&registers, sync.call, sync.signals)?));
             }
             let image = ThreadImage { registers, ..thread.clone() };
+            process.thread(thread.tid)?.release_for_draining(&stopped)?;
             process.thread(thread.tid)?.draining =
                 Some(Box::new(Draining { image, pending_signals, partial }));
             draining_stops.push(stopped);

@@ -2,11 +2,12 @@
 
 use crate::calls::current::CurrentCall;
 use crate::process::mailbox::Mailbox;
+use crate::signals::hold::HeldSignals;
 use std::collections::VecDeque;
 use tern_ids::HomePid;
 use tern_image::ThreadImage;
 use tern_migrate::Partial;
-use tern_migrate::message::{CallRequest, CallResult, Message, ThreadSync};
+use tern_migrate::message::{CallRequest, CallResult, ThreadSync};
 use tern_tracee::registers::restart;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::Stopped;
@@ -28,9 +29,8 @@ pub(crate) struct Thread {
     /// Number of signals sent to the guest, and those that the guest has not acknowledged.
     pub(crate) signals_sent: u64,
     pub(crate) unacked: VecDeque<(u64, Siginfo)>,
-    /// Signals that its deputy blocks although the program does not, because too many are
-    /// unacknowledged. The kernel keeps them, up to the user's RLIMIT_SIGPENDING.
-    pub(crate) held_signals: u64,
+    /// Signals that its deputy leaves in its kernel.
+    pub(crate) held: HeldSignals,
     /// The finished part of a transfer that the shim cut short by interrupting the thread at home.
     pub(crate) partial: Option<Partial>,
     /// A call that waits for an internal call to finish.
@@ -70,10 +70,6 @@ impl Draining {
     }
 }
 
-/// A thread with this many unacknowledged signals leaves further ones in the kernel. A guest
-/// acknowledges at least every sixty-fourth signal.
-const MAX_UNACKED_SIGNALS: usize = 1024;
-
 impl Thread {
     /// The record of a thread that runs at home.
     ///
@@ -89,7 +85,7 @@ impl Thread {
             last_result: None,
             signals_sent: 0,
             unacked: VecDeque::new(),
-            held_signals: 0,
+            held: HeldSignals::default(),
             partial: None,
             queued_call: None,
             pending_mask: None,
@@ -110,28 +106,21 @@ impl Thread {
         self.current.is_none() || self.has_finished_call()
     }
 
-    /// Whether a call is pending whose end the main loop must poll for.
+    /// Whether a call is pending whose end the main loop must poll for, or signals are held that it
+    /// must release when they are overdue.
     pub(crate) fn needs_polling(&self) -> bool {
-        self.current.as_ref().is_some_and(|current| {
-            current.awaits_signals_since.is_some()
-                || self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
-        })
+        self.awaits_release()
+            || self.current.as_ref().is_some_and(|current| {
+                current.awaits_signals_since.is_some()
+                    || self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
+            })
     }
 
-    /// Records a signal that is sent to the guest, and returns the message.
-    pub(crate) fn forward(&mut self, info: Siginfo) -> Message {
-        self.signals_sent += 1;
-        self.unacked.push_back((self.signals_sent, info));
-        Message::Signal(self.signals_sent, info.to_vec())
-    }
-
-    /// Forgets the first `signals` signals, which the guest has received. This may release held
-    /// signals, by an internal call of the deputy.
+    /// Forgets the first `signals` signals, which the guest has received.
     pub(crate) fn acknowledge_signals(&mut self, signals: u64) {
         while self.unacked.front().is_some_and(|(count, _)| *count <= signals) {
             self.unacked.pop_front();
         }
-        self.release_signals();
     }
 
     /// Clears its state as a deputy.
@@ -139,37 +128,6 @@ impl Thread {
         (self.mailbox, self.current, self.last_result) = (None, None, None);
         (self.queued_call, self.pending_mask, self.draining) = (None, None, None);
         self.unacked.clear();
-        self.held_signals = 0;
-    }
-
-    /// Whether its deputy, stopped for a signal, is to leave further signals in the kernel, because
-    /// too many are unacknowledged. False in a call with a signal mask of its own: the kernel would
-    /// drop that mask when another is set, and this signal ends the call anyway.
-    pub(crate) fn has_excess_signals(&self) -> bool {
-        let in_masked_call = || self.current.as_ref().is_some_and(|call| call.request.call.mask().is_some());
-        self.unacked.len() >= MAX_UNACKED_SIGNALS && self.held_signals == 0 && !in_masked_call()
-    }
-
-    /// Makes its stopped deputy block the signals that have handlers.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn hold_signals(&mut self, stopped: &Stopped, handled: u64) -> Result<()> {
-        let mask = stopped.sigmask()?;
-        self.held_signals = handled & !mask;
-        stopped.set_sigmask(mask | handled)
-    }
-
-    /// Unblocks the held signals in an idle deputy, once at most half of `MAX_UNACKED_SIGNALS` are
-    /// unacknowledged.
-    fn release_signals(&mut self) {
-        if self.held_signals == 0 || self.unacked.len() > MAX_UNACKED_SIGNALS / 2 || self.current.is_some() {
-            return;
-        }
-        let blocked = self.pending_mask.or_else(|| Some(procfs::status(self.tid.0).ok()?.blocked));
-        if let Some(blocked) = blocked {
-            let held = std::mem::take(&mut self.held_signals);
-            self.set_mask(blocked & !held);
-        }
+        self.held = HeldSignals::default();
     }
 }

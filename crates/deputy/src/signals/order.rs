@@ -11,6 +11,7 @@ use crate::process::state::State;
 use crate::shim::Shim;
 use crate::signals::verdict::{Verdict, is_one_shot, judge};
 use crate::stops::quiesce::POLL_INTERVAL;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_image::Reserve;
@@ -31,14 +32,14 @@ const INLINE_STOP_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// The target of a call that sends signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SignalTarget {
+pub(super) enum SignalTarget {
     /// One thread, if this shim has one with this tid.
     Thread(HomePid),
     /// Any other target.
     Any,
 }
 
-fn signal_target(call: &Call) -> Option<SignalTarget> {
+pub(super) fn signal_target(call: &Call) -> Option<SignalTarget> {
     let thread = |arg: usize| match call.args[arg] {
         Arg::Value(tid) => SignalTarget::Thread(HomePid(tid as i32)),
         _ => SignalTarget::Any,
@@ -120,16 +121,14 @@ impl Process {
                 continue;
             };
             let signals = pending_for_handlers(stopped, &actions)?;
-            if signals == 0 {
+            if signals.is_empty() {
                 continue;
             }
             let (mut injection, memory) = inject::through_vdso(self.take_stopped(tid)?)?;
-            let taken = dequeue(&mut injection, &memory, reserve, signals, &actions);
+            let taken = dequeue(&mut injection, &memory, reserve, signals);
             self.set_stopped(injection.finish()?)?;
             let thread = self.thread(tid)?;
-            for info in taken? {
-                messages.push((tid, thread.forward(info)));
-            }
+            messages.extend(taken?.into_iter().map(|info| (tid, thread.signal_message(info))));
         }
         Ok(messages)
     }
@@ -173,51 +172,48 @@ pub(crate) fn raise_natively(
     Ok(())
 }
 
-/// The set of signals that are pending for a stopped thread and that handlers are to see. Signals
-/// of timers are left out: they have no sender, and the kernel must have them pending when its
-/// timers are taken.
-fn pending_for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
+/// The signals that are pending for a stopped thread and that handlers are to see, and how many of
+/// each number are to be taken: only one of those with a one-shot handler. Signals of timers are
+/// left out: they have no sender, and the kernel must have them pending when its timers are taken.
+fn pending_for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<BTreeMap<i32, usize>> {
     let (own, shared) = stopped.pending()?;
-    let (mut wanted, mut left) = (0, stopped.sigmask()?);
+    let (mut wanted, mut left) = (BTreeMap::new(), stopped.sigmask()?);
     for info in own.iter().chain(&shared) {
         let signal = signal_of(info);
         let Some(action) = usize::try_from(signal - 1).ok().and_then(|at| actions.get(at)) else { continue };
-        let bit = 1 << (signal - 1);
         if timer_of(info).is_some() || judge(action[0], signal) != Verdict::Forward {
-            left |= bit;
+            left |= 1 << (signal - 1);
         }
-        wanted |= bit;
+        let count = wanted.entry(signal).or_insert(0);
+        *count = if is_one_shot(action) { 1 } else { *count + 1 };
     }
-    Ok(wanted & !left)
+    wanted.retain(|signal, _| left >> (signal - 1) & 1 == 0);
+    Ok(wanted)
 }
 
-/// Dequeues pending signals of a set in a thread under injection, in the kernel's order: all of
-/// them, but only one each of those with a one-shot handler.
-///
-/// # Errors
-/// If it is gone.
+/// Dequeues pending signals in a thread under injection, in the kernel's order: at most so many of
+/// each number as `wanted` says, since a timer may expire faster than its signals are dequeued.
 pub(crate) fn dequeue(
     injection: &mut Injection,
     memory: &Memory,
     reserve: Reserve,
-    mut signals: u64,
-    actions: &[Action],
+    mut wanted: BTreeMap<i32, usize>,
 ) -> Result<Vec<Siginfo>> {
     let (set, now, at) = (reserve.scratch(), reserve.scratch() + 64, reserve.scratch() + 128);
     memory.write(now, &[0; 16])?;
     let mut taken = Vec::new();
-    while signals != 0 {
-        memory.write(set, &signals.to_le_bytes())?;
+    while !wanted.is_empty() {
+        let numbers = wanted.keys().fold(0u64, |set, signal| set | 1 << (signal - 1));
+        memory.write(set, &numbers.to_le_bytes())?;
         let signal = injection.call(libc::SYS_rt_sigtimedwait, [set, at, now, 8, 0, 0])?;
-        if !(1..=64).contains(&signal) {
+        let Some(left) = i32::try_from(signal).ok().and_then(|signal| wanted.get_mut(&signal)) else {
             break;
-        }
+        };
         let mut info = [0; 128];
         memory.read(at, &mut info)?;
         taken.push(info);
-        if is_one_shot(&actions[signal as usize - 1]) {
-            signals &= !(1 << (signal - 1));
-        }
+        *left -= 1;
+        wanted.retain(|_, left| *left > 0);
     }
     Ok(taken)
 }

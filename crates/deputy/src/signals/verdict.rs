@@ -47,6 +47,11 @@ pub(crate) fn is_one_shot(action: &Action) -> bool {
     action[1] & libc::SA_RESETHAND as u32 as u64 != 0
 }
 
+/// Whether the action of a signal has this flag.
+fn has_flag(actions: &[Action], signal: i32, flag: i32) -> bool {
+    actions.get(signal as usize - 1).is_some_and(|action| action[1] & flag as u32 as u64 != 0)
+}
+
 impl Process {
     /// Handles a deputy thread's stop for a signal, and resumes the thread. A message for the guest
     /// is returned, which must be sent before any other.
@@ -67,7 +72,8 @@ impl Process {
                 let tid = HomePid(stopped.pid());
                 let mut info = stopped.siginfo()?;
                 self.set_overrun_of(&mut info);
-                let mut registers = stopped.registers()?;
+                let at_stop = stopped.registers()?;
+                let mut registers = at_stop;
                 if self.is_in_call(&registers) {
                     // The call's result belongs to this signal, even an EINTR or a short count. At
                     // the stop for another, perhaps ignored, signal the call must not be restarted.
@@ -79,20 +85,18 @@ impl Process {
                     (registers.rax, registers.orig_rax) = (restart::NOINTR.cast_unsigned(), u64::MAX);
                     stopped.set_registers(&registers)?;
                 }
-                if self.thread(tid)?.has_excess_signals() {
-                    let handled = self.handled_signals();
-                    self.thread(tid)?.hold_signals(&stopped, handled)?;
-                }
+                let handlers = (self.handled_signals(), has_flag(&self.actions, signal, libc::SA_NODEFER));
+                self.thread(tid)?.hold_signals(&stopped, &at_stop, &info, handlers)?;
                 stopped.resume(0)?;
                 // The guest resets a one-shot handler when it is invoked; the record here follows.
                 self.handler_invoked(signal);
-                Ok(Some(self.thread(tid)?.forward(info)))
+                self.thread(tid).map(|thread| Some(thread.signal_message(info)))
             }
         }
     }
 
     /// The set of signals that have handlers.
-    fn handled_signals(&self) -> u64 {
+    pub(super) fn handled_signals(&self) -> u64 {
         let is_handled = |at: usize, action: &Action| judge(action[0], at as i32 + 1) == Verdict::Forward;
         let handled = self.actions.iter().enumerate().filter(|(at, action)| is_handled(*at, action));
         handled.fold(0, |set, (at, _)| set | 1 << at)

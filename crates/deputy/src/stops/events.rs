@@ -69,6 +69,10 @@ impl Shim {
         let (pid, away) = (process.pid, process.is_away());
         let Some(thread) = process.threads.get(&tid) else { return Ok(()) };
         let (wanted, drains) = (thread.stop_wanted, thread.draining.is_some());
+        // At other stops, a child or a program may have inherited the mask already.
+        if away && matches!(stopped.stop, Stop::Interrupt | Stop::Group(_) | Stop::Signal(_)) {
+            process.thread(tid)?.release_at_stop(&stopped)?;
+        }
         match (stopped.stop, away || drains) {
             (Stop::Exec, _) => return self.handle_exec(pid, stopped),
             // A group stop is as good as any other.

@@ -335,7 +335,7 @@ pub(crate) fn is_uninterruptible(tid: HomePid) -> bool {
 
 /// Interrupts a thread. Returns false if it is gone; its exit is reported by a wait status, unless
 /// that was reaped already.
-pub(super) fn interrupt_thread(tid: HomePid) -> Result<bool> {
+pub(crate) fn interrupt_thread(tid: HomePid) -> Result<bool> {
     match stop::interrupt(tid.0) {
         Err(error) if error.is_gone() => Ok(false),
         done => done.map(|()| true),

@@ -20,6 +20,23 @@ use tern_syscall::{Arg, ByteBuf, Call, Gathered, Route, SplitCall, UserMemory, r
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 
+/// Where the frame of a handler contains the registers: behind the flags, the link and the stack of
+/// `struct ucontext`.
+const REGISTERS_IN_FRAME: u64 = 8 + 8 + 24;
+
+/// If the handler whose frame is at `frame` returns to a `syscall` that is not made on this node
+/// alone, the stack pointer of that call.
+fn call_returned_to(frame: u64, process: &Process) -> Option<u64> {
+    // The order of `struct sigcontext`.
+    let (rip, rsp, rax, arguments) = (16, 15, 13, [8, 9, 12, 2, 0, 1]);
+    let register = |at: u64| process.memory.word(frame + REGISTERS_IN_FRAME + 8 * at).unwrap_or(0);
+    let mut instruction = [0; 2];
+    let is_read = process.memory.read(register(rip), &mut instruction).is_ok();
+    let is_forwarded =
+        || !matches!(route(register(rax) as u32, &arguments.map(register)), Route::Here | Route::Refuse(_));
+    (is_read && instruction == [0x0f, 0x05] && is_forwarded()).then(|| register(rsp))
+}
+
 impl Thread {
     /// Handles a call in which both halves take part.
     ///
@@ -107,9 +124,12 @@ impl Thread {
         home: &mut Outbox,
     ) -> GuestResult {
         // The frame begins at the stack pointer, after the return address has been popped.
-        const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
+        const MASK_IN_FRAME: u64 = REGISTERS_IN_FRAME + 256;
         let stack = tern_tracee::procfs::syscall_stack_pointer(self.host_tid)?;
         let mask = process.memory.word(stack + MASK_IN_FRAME).unwrap_or(self.deputy_sigmask);
+        if self.expiries != 0 {
+            self.handler_returns(mask, call_returned_to(stack, process), home);
+        }
         if mask == self.deputy_sigmask {
             return Ok(self.let_through(trap.id)?);
         }
@@ -326,7 +346,9 @@ impl Guest {
         let changes = changes_action(&trap) && self.is_action_change_pending();
         let is_quiescing = self.process.stop_reasons.is_quiescing();
         let waits = !is_quiescing && (changes || self.has_internal_call());
+        let is_awaited = self.threads.get_mut(&tid).is_some_and(Thread::makes_awaited_call);
         if !waits && self.pass_redundant_default(tid, &trap)? {
+            self.report_after_call(tid, is_awaited, home);
             return Ok(true);
         }
         let has_too_many = !is_quiescing && self.has_max_threads(&trap);
@@ -341,8 +363,16 @@ impl Guest {
             thread.request_home(trap, reason::THREADS, process, home);
         } else {
             thread.handle_trap(trap, process, home)?;
+            self.report_after_call(tid, is_awaited, home);
         }
         Ok(true)
+    }
+
+    /// Makes the report that follows a call to which a handler has returned.
+    fn report_after_call(&mut self, tid: HomePid, is_awaited: bool, home: &mut Outbox) {
+        if is_awaited && let Some(thread) = self.threads.get_mut(&tid) {
+            thread.report_after_call(&self.process, home);
+        }
     }
 
     /// Lets a call through that sets a signal's action to the default if it already is the default;

@@ -73,6 +73,12 @@ impl RaisedSignals {
         self.waiting.values().any(|infos| !infos.is_empty())
     }
 
+    /// The set of the numbers of the signals that wait.
+    pub(crate) fn numbers(&self) -> u64 {
+        let waiting = self.waiting.iter().filter(|(_, infos)| !infos.is_empty());
+        waiting.fold(0, |set, (signal, _)| set | 1 << ((signal - 1) & 63))
+    }
+
     /// Whether a signal of this number waits.
     pub(crate) fn has(&self, signal: i32) -> bool {
         self.waiting.get(&signal).is_some_and(|infos| !infos.is_empty())

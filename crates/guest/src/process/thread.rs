@@ -8,6 +8,7 @@ use crate::files::connections::{NativeWait, RunningCall};
 use crate::files::internal_call::InternalCall;
 use crate::process::raised_signals::RaisedSignals;
 use crate::process::shared::Process;
+use crate::signals::AwaitedCall;
 use crate::time::cpu::CpuMeter;
 use rustix::process::{Pid, setpriority_process};
 use std::rc::Rc;
@@ -45,6 +46,10 @@ pub(crate) struct Thread {
     pub(crate) internal_call: Option<Box<InternalCall>>,
     /// Signals from home that are not delivered yet.
     pub(crate) raised: RaisedSignals,
+    /// The signals of timers that it has received and is still to handle, or is handling.
+    pub(crate) expiries: u64,
+    /// The call to which such a handler has returned, if that is reported after the call.
+    pub(crate) expiries_until_call: Option<AwaitedCall>,
     /// The deputy's signal mask. Only `calls::split` changes it.
     pub(crate) deputy_sigmask: u64,
     /// The program's signal mask, to be restored when the handler that is about to run returns.
@@ -140,6 +145,8 @@ impl Thread {
             pending: None,
             internal_call: None,
             raised: RaisedSignals::default(),
+            expiries: 0,
+            expiries_until_call: None,
             deputy_sigmask,
             mask_after_handler: None,
             stopped: None,

@@ -207,7 +207,7 @@ impl Shim {
                     // signal that arrives while the image is in transit is not part of the image,
                     // and is not acknowledged, so that home sends it again to the next epoch.
                     if count.is_multiple_of(SIGNAL_ACK_INTERVAL) && matches!(process.state, State::Running) {
-                        self.send_home(tid, &Message::SignalAck(*count));
+                        self.send_home(tid, &Message::SignalAck(*count, 0));
                     }
                 }
                 Ok(())
