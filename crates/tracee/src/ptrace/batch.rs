@@ -219,14 +219,19 @@ fn wait_for_all(
     let mut allowances: Vec<Allowance> =
         threads.iter().map(|thread| Allowance::new(thread.pid(), BATCH_TIMEOUT)).collect();
     let mut bytes = vec![0; threads.len() * SLOT_WORDS * 8];
-    loop {
-        std::thread::yield_now();
+    let mut read = || -> Result<Vec<u64>> {
         memory.read(start, &mut bytes)?;
         let (words, _) = bytes.as_chunks::<8>();
-        let lists: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    };
+    loop {
+        std::thread::yield_now();
+        let lists = read()?;
         let is_pending = |at: usize| lists[at * SLOT_WORDS + started[at].calls.len() * ENTRY_WORDS + 1] != 1;
         if (0..threads.len()).all(|at| !is_pending(at)) {
-            return Ok(lists);
+            // Read again: results come before the flag in memory, and a thread may have stored both
+            // between the reading of the two.
+            return read();
         }
         let pending = |(at, allowance): (usize, &mut Allowance)| is_pending(at) && allowance.is_exceeded();
         if allowances.iter_mut().enumerate().any(pending) {
