@@ -148,12 +148,16 @@ pub fn run_batches(
         let bytes: Vec<u8> = lists.iter().flat_map(|word| word.to_le_bytes()).collect();
         memory.write_forced(area.start, &bytes)?;
         for (at, thread) in threads.iter_mut().enumerate() {
-            thread.start_batch(area.code, area.start + at as u64 * SLOT_BYTES)?;
+            let begun = thread.start_batch(area.code, area.start + at as u64 * SLOT_BYTES);
+            thread.note_gone(begun)?;
         }
         let lists = wait_for_all(threads, memory, area.start, &started)?;
         // Interrupt all before waiting for the first.
         threads.iter().try_for_each(|thread| stop::interrupt(thread.pid()))?;
-        threads.iter_mut().try_for_each(Injection::finish_batch)?;
+        threads.iter_mut().try_for_each(|thread| {
+            let finished = thread.finish_batch();
+            thread.note_gone(finished)
+        })?;
         all.extend(started.iter().zip(lists.chunks(SLOT_WORDS)).map(|(batch, list)| batch.returned(list)));
     }
     Ok(all)
@@ -240,7 +244,8 @@ fn wait_for_all(
         }
         for (_, thread) in threads.iter_mut().enumerate().filter(|(at, _)| is_pending(*at)) {
             if let Some((_, change)) = stop::wait(thread.pid(), false)? {
-                thread.stopped_early(change)?;
+                let resumed = thread.stopped_early(change);
+                thread.note_gone(resumed)?;
             }
         }
         stop::pause(POLL_INTERVAL);
