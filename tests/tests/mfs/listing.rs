@@ -155,3 +155,32 @@ fn absent_xattrs_need_no_requests_and_new_xattrs_are_visible() {
     assert_eq!(says(), "done");
     assert!(asker.wait().unwrap().success());
 }
+
+#[test]
+fn rights_to_read_and_to_search_a_directory_are_as_at_home() {
+    let cluster = Cluster::with_nodes("mfsreadable", 2).unwrap();
+    cluster.run(1, &["sh", "-ec", "mkdir -p /mfs; mount.mfs mymfs /mfs"]).unwrap();
+    let make = "for mode in 744 711 700 755; do \
+        mkdir -p /tmp/d/$mode/sub; touch /tmp/d/$mode/file; chmod $mode /tmp/d/$mode; done";
+    for node in [1, 2] {
+        cluster.run(node, &["sh", "-ec", make]).unwrap();
+    }
+    let listed = |directory: &str| {
+        let line = format!(
+            "setpriv --reuid 1234 --regid 1234 --clear-groups sh -c 'ls {directory}; cat {directory}/file; \
+             cd {directory} && pwd; ls {directory}/sub; find {directory} | sort' 2>&1; true"
+        );
+        let said = String::from_utf8(cluster.run(1, &["sh", "-c", &line]).unwrap()).unwrap();
+        said.replace(directory, "DIR")
+    };
+    for mode in ["744", "711", "700", "755"] {
+        let native = listed(&format!("/tmp/d/{mode}"));
+        let lists = native.starts_with("file\nsub\n");
+        assert_eq!(lists, ["744", "755"].contains(&mode), "{mode}: {native}");
+        let away = format!("/mfs/2/tmp/d/{mode}");
+        assert_eq!(listed(&away), native, "{mode}");
+        // The entries are cached now, as root's.
+        cluster.run(1, &["sh", "-ec", &format!("ls -l {away}; cat {away}/file")]).unwrap();
+        assert_eq!(listed(&away), native, "{mode}");
+    }
+}

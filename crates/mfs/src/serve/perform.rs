@@ -367,13 +367,12 @@ impl OpContext<'_> {
     fn open(&self, of: Object, flags: OFlags) -> Result<(OpenId, Attributes), OpError> {
         let held = self.object(of)?;
         let fd = match FileType::from_raw_mode(attributes(&held.fd)?.mode) {
-            // Entries are read only by `read_dir`, which omits those that are not exported.
-            FileType::Directory => rustix::fs::openat(
-                &held.fd,
-                ".",
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?,
+            // Entries are read only by `read_dir`, which omits those that are not exported. To open
+            // "." in the directory would need the right to search it.
+            FileType::Directory => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                rustix::fs::open(proc_path(&held.fd), flags, Mode::empty())?
+            }
             FileType::RegularFile => {
                 let flags = (flags & OPEN_FLAGS) | OFlags::CLOEXEC | OFlags::NOCTTY;
                 if self.export.is_read_only && opens_for_writing(flags) {
