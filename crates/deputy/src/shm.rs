@@ -1,6 +1,7 @@
 //! Shared memory of processes that are away: it must not be accessed at home meanwhile.
 
 mod access;
+pub(crate) mod mapped_away;
 mod objects;
 mod open_blocker;
 mod open_watch;

@@ -3,6 +3,7 @@
 mod announce;
 pub(crate) mod fork;
 pub(crate) mod forward;
+mod mapping;
 pub(crate) mod procfs_view;
 pub(crate) mod request;
 pub(crate) mod split;

@@ -242,6 +242,12 @@ impl HomeFiles {
         self.identifier.open_object(m)
     }
 
+    /// The same, for another thread.
+    pub fn object_opener(&self, m: &Mapping) -> impl FnOnce() -> io::Result<File> + Send + use<> {
+        let (identifier, mapping) = (self.identifier.clone(), m.clone());
+        move || identifier.open_object(&mapping)
+    }
+
     /// Drops the record that a file cannot be read: the process may just have unmapped the file
     /// when a worker tried to open it.
     pub fn forget_unreadable(&mut self, m: &Mapping) {

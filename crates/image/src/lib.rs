@@ -39,4 +39,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything that this crate serialises. A node refuses other versions.
-pub const VERSION: u16 = 17;
+pub const VERSION: u16 = 18;

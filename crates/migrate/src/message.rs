@@ -20,6 +20,7 @@ use tern_ids::{
 };
 use tern_image::limits::Limit;
 use tern_image::node_file::NodeFile;
+use tern_image::object::ObjectId;
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
 use tern_tracee::pagemap::Run;
@@ -145,6 +146,8 @@ pub struct CallRequest {
     /// If the call opens a file of /proc about the program's own memory: its content as seen on the
     /// guest's node, where the memory is.
     pub procfs_view: Option<ByteBuf>,
+    /// If the call closes a descriptor: shared memory that the process has mapped, and maps no more.
+    pub unmapped_objects: Vec<ObjectId>,
 }
 
 /// The result of a [`CallRequest`].
@@ -255,8 +258,11 @@ pub struct FileDelegation {
 /// The object behind a mapping that home made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapped {
-    /// A file.
+    /// A file, or shared memory that is new or that the guest's node has already.
     File(tern_image::FileRef),
+    /// A file that becomes shared memory of the process, with its content: pieces, and the offset of
+    /// each. The rest is zeroes.
+    Shared(tern_image::FileRef, Vec<(u64, ByteBuf)>),
     /// Zeroes: the program mapped /dev/zero.
     Zero,
 }

@@ -23,6 +23,8 @@ pub enum Route {
 pub enum SplitCall {
     /// mmap of a file: the guest needs the file's content.
     Mmap,
+    /// msync that waits for the disk: local, unless the guest has shared memory that is a file of home.
+    Msync,
     /// rt_sigaction: the handler is the guest's; home needs to know ignored signals and child
     /// options.
     RtSigaction,

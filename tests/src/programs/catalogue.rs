@@ -93,6 +93,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("siblings", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),
+    entry("mappedaway", Kind::Calls),
     entry("stalling", Kind::Calls),
     entry("delegation", Kind::Calls),
     entry("opens", Kind::Calls),

@@ -94,6 +94,51 @@ fn content_of_unmapped_files_is_freed() -> Result<()> {
     Ok(())
 }
 
+/// Shares memory as Python's multiprocessing and SQLite do, prints a line, and checks the memory when
+/// its input ends.
+const SHARES: &str = "
+import multiprocessing, sqlite3, sys, tempfile
+from multiprocessing.shared_memory import SharedMemory
+def add(lock, memory):
+    for _ in range(100):
+        with lock:
+            memory.buf[0:4] = (int.from_bytes(memory.buf[0:4], 'big') + 1).to_bytes(4, 'big')
+context = multiprocessing.get_context('fork')
+lock, memory = context.Lock(), SharedMemory(create=True, size=1 << 20)
+children = [context.Process(target=add, args=(lock, memory)) for _ in range(3)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+folder = tempfile.TemporaryDirectory()
+database = sqlite3.connect(folder.name + '/numbers')
+assert database.execute('pragma journal_mode=wal').fetchone() == ('wal',)
+database.execute('create table numbers (number integer)')
+for number in range(20):
+    with database:
+        database.execute('insert into numbers values (?)', (number,))
+print('shared', flush=True)
+sys.stdin.read()
+assert int.from_bytes(memory.buf[0:4], 'big') == 300
+assert database.execute('select sum(number) from numbers').fetchone() == (190,)
+memory.close()
+memory.unlink()
+print('PASS')
+";
+
+#[test]
+fn process_that_maps_shared_files_stays_away() -> Result<()> {
+    let cluster = Cluster::without_quotas("mapsaway", 2)?;
+    let mut running = Running::python(&cluster, &["-2"], SHARES, "shared")?;
+    let place = cluster.location(running.pid)?.context("mps does not list it")?;
+    let log = cluster.shim_logs(running.pid);
+    ensure!(place.0 == 2 && !log.contains("fetched home"), "{place:?}: {log}");
+    running.close_input();
+    let end = running.finish(Duration::from_secs(60))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
+    Ok(())
+}
+
 /// Home repeats its request to a group to come home if one of the group was busy. A guest that has
 /// sent everything by then must not take the repetition for a new request.
 #[test]

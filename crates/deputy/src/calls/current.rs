@@ -1,5 +1,6 @@
 //! The call that a deputy is making.
 
+use super::mapping::DescribedMapping;
 use std::collections::VecDeque;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
@@ -25,6 +26,9 @@ pub(crate) struct CurrentCall {
     pub(crate) awaits_signals_since: Option<Instant>,
     /// How often a worker was asked to identify the file that the call has mapped.
     pub(super) file_requests: u32,
+    /// The mapping that the call has made, while it is not yet known whether the file can become shared
+    /// memory.
+    pub(super) mapping: Option<DescribedMapping>,
     /// The calls of the request that are still to be made, and the results of those that were.
     pub(crate) compound: Compound,
 }
@@ -55,6 +59,7 @@ impl CurrentCall {
             child_in_parent_memory: false,
             awaits_signals_since: None,
             file_requests: 0,
+            mapping: None,
             compound: Compound::default(),
         }
     }

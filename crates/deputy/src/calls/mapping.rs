@@ -1,6 +1,9 @@
 //! The mapping that a deputy's mmap has made, for the guest that will map the same.
 
+use crate::calls::current::CurrentCall;
 use crate::process::Process;
+use crate::shim::Shim;
+use crate::shm::mapped_away::Pieces;
 use crate::waker::Waker;
 use std::task::Poll;
 use tern_ids::HomePid;
@@ -17,43 +20,141 @@ use tern_tracee::{PAGE, procfs};
 const MAX_FILE_REQUESTS: u32 = 3;
 
 /// The mapping that a finished mmap has made.
+#[derive(Debug)]
 pub(super) struct DescribedMapping {
     /// The file.
     pub(super) mapped: Option<Mapped>,
+    /// The file is becoming shared memory: the guest gets its content.
+    is_new_object: bool,
     /// The mapping itself (start, length) if it is redundant.
     pub(super) surplus: Option<(u64, u64)>,
     /// The program can use such a mapping only at home.
     pub(super) home_only: bool,
 }
 
-impl Process {
-    /// Opens the shared memory `id`, which the process maps.
-    pub(super) fn open_object(&self, id: ObjectId) -> std::io::Result<std::fs::File> {
-        let maps = procfs::maps(self.memory.pid()).map_err(std::io::Error::other)?;
-        let mapping = maps.iter().find(|m| m.shared && object::id(m) == id);
-        self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
+/// How a guest can have a mapping.
+enum Sharing {
+    /// Its node maps a copy of the file, or shared memory that it has already.
+    None,
+    /// The file becomes shared memory of the process.
+    New,
+    /// Only at home.
+    AtHome,
+}
+
+impl Shim {
+    /// The mapping that a thread's finished mmap has made; nothing if it is another call. Pending while
+    /// a worker identifies or reads the file, or while another thread's mmap makes it shared memory.
+    /// The main loop is woken then.
+    pub(super) fn finished_mapping(&mut self, tid: HomePid) -> Poll<DescribedMapping> {
+        let waker = self.waker.clone();
+        let described = match self.current_call(tid).and_then(|current| current.mapping.take()) {
+            Some(described) => Poll::Ready(described),
+            None => match self.process_of_thread(tid) {
+                Some(process) => process.describe_mapping(tid, &waker),
+                None => Poll::Pending,
+            },
+        };
+        let Poll::Ready(mut described) = described else { return Poll::Pending };
+        let Some(Mapped::File(file)) = &described.mapped else { return Poll::Ready(described) };
+        let id = (file.device, file.inode);
+        if !file.is_object || self.shared_memory.contains(id) && !described.is_new_object {
+            if !file.is_object || !self.is_becoming_object(id) {
+                return Poll::Ready(described);
+            }
+        } else {
+            described.is_new_object = true;
+            match self.share_mapped_file(tid, id) {
+                Poll::Ready(content) => return Poll::Ready(self.end_sharing(tid, described, content)),
+                Poll::Pending => {}
+            }
+        }
+        if let Some(current) = self.current_call(tid) {
+            current.mapping = Some(described);
+        }
+        Poll::Pending
     }
 
-    /// Whether a mapping that was made for the guest is only correct at home. A process could not
-    /// leave home with it, or its writes to the mapping would be seen by others. The program may
-    /// write to the mapping as soon as it changes the protection.
-    fn is_home_only(&self, mapping: &Mapping) -> bool {
+    /// Whether a thread's mmap is making this object. No guest has its content yet.
+    fn is_becoming_object(&self, id: ObjectId) -> bool {
+        let threads = self.processes.values().flat_map(|process| process.threads.values());
+        let mut mappings = threads.filter_map(|thread| thread.current.as_ref()?.mapping.as_ref());
+        mappings.any(|mapping| {
+            let file = if let Some(Mapped::File(file)) = &mapping.mapped { Some(file) } else { None };
+            mapping.is_new_object && file.is_some_and(|file| (file.device, file.inode) == id)
+        })
+    }
+
+    /// A file that a thread has mapped has become shared memory with this content, or it is to be mapped
+    /// at home.
+    fn end_sharing(
+        &mut self,
+        tid: HomePid,
+        mut described: DescribedMapping,
+        content: Result<Pieces, String>,
+    ) -> DescribedMapping {
+        if let Some(Mapped::File(file)) = described.mapped.take() {
+            match content {
+                Ok(content) => described.mapped = Some(Mapped::Shared(file, content)),
+                Err(why) => {
+                    tracing::info!(%tid, %why, "a file that it maps cannot be shared away");
+                    // A guest that repeats the call must not get an object without content.
+                    if let Some(process) = self.process_of_thread(tid) {
+                        process.files.objects.remove(&(file.device, file.inode));
+                    }
+                    self.close_unused_objects();
+                    described.home_only = true;
+                }
+            }
+        }
+        // The calls of other threads may wait for this.
+        self.waker.wake();
+        described
+    }
+
+    fn current_call(&mut self, tid: HomePid) -> Option<&mut CurrentCall> {
+        self.process_of_thread(tid)?.threads.get_mut(&tid)?.current.as_mut()
+    }
+}
+
+impl Process {
+    /// How the guest can have a mapping that was made for it. The program may write to the mapping as
+    /// soon as it changes the protection.
+    fn sharing_of(&self, mapping: &Mapping) -> Sharing {
         // The flags are only in smaps.
         let all = procfs::smaps(self.memory.pid()).unwrap_or_default();
-        all.iter().find(|m| m.start <= mapping.start && mapping.start < m.end).is_some_and(|m| {
-            let moves_along = self.files.objects.contains(&object::id(m));
-            layout::check(m).is_err() || layout::writes_are_visible_to_others(m) && !moves_along
-        })
+        let Some(m) = all.iter().find(|m| m.start <= mapping.start && mapping.start < m.end) else {
+            return Sharing::None;
+        };
+        let id = object::id(m);
+        if layout::check(m).is_err() {
+            Sharing::AtHome
+        } else if !layout::writes_are_visible_to_others(m) || self.files.objects.contains(&id) {
+            Sharing::None
+        } else if self.in_parent_memory || all.iter().any(|o| object::id(o) == id && o.start != m.start) {
+            // The guest's other mapping of the file has the content of another moment.
+            Sharing::AtHome
+        } else {
+            Sharing::New
+        }
     }
 
     /// The mapping that a thread's finished mmap has made; nothing if it is another call. The mapping is
     /// redundant if another mapping keeps the file. Pending while a worker identifies the file; the
     /// worker then wakes the main loop.
     pub(super) fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
-        const NOTHING: Poll<DescribedMapping> =
-            Poll::Ready(DescribedMapping { mapped: None, surplus: None, home_only: false });
-        const AT_HOME: Poll<DescribedMapping> =
-            Poll::Ready(DescribedMapping { mapped: None, surplus: None, home_only: true });
+        const NOTHING: Poll<DescribedMapping> = Poll::Ready(DescribedMapping {
+            mapped: None,
+            is_new_object: false,
+            surplus: None,
+            home_only: false,
+        });
+        const AT_HOME: Poll<DescribedMapping> = Poll::Ready(DescribedMapping {
+            mapped: None,
+            is_new_object: false,
+            surplus: None,
+            home_only: true,
+        });
         let Some(thread) = self.threads.get_mut(&tid) else { return NOTHING };
         let (Some(current), Some(mailbox)) = (&mut thread.current, &mut thread.mailbox) else {
             return NOTHING;
@@ -87,8 +188,10 @@ impl Process {
         });
         // A private mapping of a file that is already mapped is as good as the other.
         let is_checked = requests > 0 || is_new_object || is_kept && !mapping.shared;
-        if !is_checked && self.is_home_only(mapping) {
-            return AT_HOME;
+        match if is_checked { Sharing::None } else { self.sharing_of(mapping) } {
+            Sharing::None => {}
+            Sharing::New => drop(self.files.objects.insert(object::id(mapping))),
+            Sharing::AtHome => return AT_HOME,
         }
         match requests {
             0 => self.files.file_mapped(mapping),
@@ -114,6 +217,11 @@ impl Process {
             self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
         }
         let surplus = is_redundant.then_some((at, length));
-        Poll::Ready(DescribedMapping { mapped: Some(mapped), surplus, home_only: false })
+        Poll::Ready(DescribedMapping {
+            mapped: Some(mapped),
+            is_new_object: false,
+            surplus,
+            home_only: false,
+        })
     }
 }

@@ -16,7 +16,7 @@ use crate::time::timers::is_timer_call;
 use std::task::Poll;
 use tern_ids::HomePid;
 use tern_image::Reserve;
-use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
+use tern_migrate::message::{CallRequest, CallResult, Message};
 use tern_syscall::Arg;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
@@ -145,11 +145,10 @@ impl Shim {
             self.finish_draining(tid);
             return;
         }
-        let waker = self.waker.clone();
-        let Some(process) = self.process_of_thread(tid) else { return };
         // The main loop comes back when the file that the call has mapped is identified.
-        let Poll::Ready(described) = process.describe_mapping(tid, &waker) else { return };
-        let DescribedMapping { mapped, surplus, home_only } = described;
+        let Poll::Ready(described) = self.finished_mapping(tid) else { return };
+        let DescribedMapping { mapped, surplus, home_only, .. } = described;
+        let Some(process) = self.process_of_thread(tid) else { return };
         let Some(thread) = process.threads.get_mut(&tid) else { return };
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current.layout, current.partial);
@@ -174,21 +173,9 @@ impl Shim {
             thread.adapt_mask_call(&current.request.call, current.request.signals, &mut result.outcome);
         }
         let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);
-        let Some(process) = self.process_of_thread(tid) else { return };
         let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
         if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = mapped;
-            let mut home_only = home_only;
-            if let Some(Mapped::File(file)) = &result.file
-                && file.is_object
-            {
-                let id = (file.device, file.inode);
-                let opened = process.open_object(id).and_then(|file| self.track_object(id, file));
-                if let Err(error) = opened {
-                    tracing::warn!(%tid, %error, "shared memory that it maps cannot be opened");
-                    home_only = true;
-                }
-            }
             if home_only {
                 let (at, request) = (result.outcome.ret.cast_unsigned(), &current.request);
                 let length = if let Arg::Value(length) = request.call.args[1] { length } else { 0 };
@@ -295,6 +282,7 @@ impl Process {
 
     /// Has a stopped deputy remove a mapping, and resumes it.
     fn unmap(&mut self, stopped: Stopped, start: u64, length: u64) -> tern_tracee::Result<()> {
+        self.own_mappings.unmapped(start, start + length.next_multiple_of(tern_tracee::PAGE));
         let mut injection = self.injection(stopped)?.0;
         let _gone_already = injection.call(libc::SYS_munmap, [start, length, 0, 0, 0, 0])?;
         let stopped = injection.finish()?;

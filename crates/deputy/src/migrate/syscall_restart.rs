@@ -176,6 +176,7 @@ impl Process {
             max_prefetch: 0,
             call: call.map_err(inconsistent)?.call,
             procfs_view: None,
+            unmapped_objects: Vec::new(),
         })
     }
 }

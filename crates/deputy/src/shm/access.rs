@@ -13,8 +13,13 @@ use std::path::Path;
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
 use tern_migrate::message::{CallRequest, Message};
-use tern_syscall::{Arg, Arguments, Shape};
+use tern_syscall::{Arg, Arguments, Call, Shape};
 use tern_tracee::registers::restart;
+
+/// Whether an mmap is shared. A private mapping would get home's content.
+fn maps_shared(mmap: &Call) -> bool {
+    matches!(mmap.args[3], Arg::Value(flags) if flags & libc::MAP_SHARED as u64 != 0)
+}
 
 impl Shim {
     /// Fetches a process home for a call that is only correct there. The guest thread repeats the
@@ -42,9 +47,26 @@ impl Shim {
     /// The process to fetch home first, if a call accesses, at home, memory whose current content
     /// is away. This is the calling process, or another sharer if the caller has only inherited the
     /// descriptor.
+    ///
+    /// A sharer may map the object again, shared: its node has the content. A close counts if its process has
+    /// unmapped the object: a program usually does both before it tells another process that the file is
+    /// written.
     pub(crate) fn sharer_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
-        // A close counts: a program usually closes a file before it tells another process that the
-        // file is written.
+        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
+        let accessed = self.accessed_object(process, &request.call)?;
+        let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&accessed);
+        match i64::from(request.call.nr) {
+            libc::SYS_mmap if shares(&process) && maps_shared(&request.call) => None,
+            libc::SYS_close => request.unmapped_objects.contains(&accessed).then_some(process.pid),
+            _ => {
+                let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
+                sharer.map(|process| process.pid)
+            }
+        }
+    }
+
+    /// The object that a call of this process reads, writes, maps or closes by a descriptor.
+    pub(super) fn accessed_object(&self, process: &Process, call: &Call) -> Option<ObjectId> {
         const ACCESSING_CALLS: [i64; 22] = [
             libc::SYS_close,
             libc::SYS_read,
@@ -69,25 +91,20 @@ impl Shim {
             libc::SYS_fadvise64,
             libc::SYS_vmsplice,
         ];
-        let call = &request.call;
         if self.shared_memory.is_empty() || !ACCESSING_CALLS.contains(&i64::from(call.nr)) {
             return None;
         }
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
         let Some(Arguments::Fixed(shapes)) = tern_syscall::row(call.nr).map(|row| row.arguments) else {
             return None;
         };
         let descriptors = call.args.iter().zip(shapes).filter(|(_, shape)| matches!(shape, Shape::Fd));
-        let touched = descriptors.into_iter().find_map(|(arg, _)| {
+        descriptors.into_iter().find_map(|(arg, _)| {
             let Arg::Value(fd) = arg else { return None };
             // Through the thread by which memory is read, since the first thread may have exited.
             let link = format!("/proc/{}/fd/{}", process.memory.pid(), *fd as i32);
             let inode = file_id(Path::new(&link))?;
             self.shared_memory.object_at(inode)
-        })?;
-        let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&touched);
-        let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
-        sharer.map(|process| process.pid)
+        })
     }
 
     /// The calling process, if it must be fetched home first: by this call it ends or executes a

@@ -28,11 +28,25 @@ impl<K: PartialEq, T: Send + 'static> ScanThread<K, T> {
     }
 
     /// The result of a scan that was begun after this question was first asked. None if it has not
-    /// ended: the caller may ask again, when the main loop is woken.
+    /// ended: the caller may ask again, when the main loop is woken. The call that starts a scan waits a
+    /// moment for its result.
     pub(super) fn result(&mut self, question: K, scan: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        self.result_within(TIMEOUT, question, scan)
+    }
+
+    /// As [`result`](Self::result), but never waits.
+    pub(super) fn poll(&mut self, question: K, scan: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        self.result_within(Duration::ZERO, question, scan)
+    }
+
+    fn result_within(
+        &mut self,
+        timeout: Duration,
+        question: K,
+        scan: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
         let running = self.wanted.take().filter(|(wanted, _)| *wanted == question);
-        // Only the call that starts a scan waits for its result.
-        let timeout = if running.is_some() { Duration::ZERO } else { TIMEOUT };
+        let timeout = if running.is_some() { Duration::ZERO } else { timeout };
         let (question, found) = match running {
             Some(running) => running,
             None => (question, self.start(scan)?),

@@ -1,6 +1,7 @@
 //! The memory that processes away share: it is kept open, and opens of it by others are watched and
 //! blocked.
 
+use super::mapped_away::{Pieces, read_unshared};
 use super::open_blocker::OpenBlocker;
 use super::open_watch::OpenWatch;
 use super::openers::{Opener, find_opener};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use tern_ids::{HomePid, MigrationId};
 use tern_image::object::{ObjectId, SharedObjects};
 
@@ -31,6 +33,10 @@ pub(crate) struct SharedMemory {
     open_blocker: Option<OpenBlocker>,
     opener_scans: ScanThread<OpenerQuestion, Opener>,
     map_scans: ScanThread<MapQuestion, Result<SharedMaps, i32>>,
+    /// Opens of files that processes away have mapped.
+    file_opens: ScanThread<ObjectId, io::Result<File>>,
+    /// Reads of such files.
+    file_reads: ScanThread<(ObjectId, HomePid), Result<Pieces, String>>,
     waker: Waker,
 }
 
@@ -59,6 +65,8 @@ impl SharedMemory {
             open_blocker: None,
             opener_scans: ScanThread::new(waker.clone()),
             map_scans: ScanThread::new(waker.clone()),
+            file_opens: ScanThread::new(waker.clone()),
+            file_reads: ScanThread::new(waker.clone()),
             waker,
         }
     }
@@ -206,6 +214,28 @@ impl SharedMemory {
             }
             None => Err(Unopened::ScanPending),
         }
+    }
+
+    /// Opens the file of an object in a worker. None if it has not ended.
+    pub(super) fn open_in_worker(
+        &mut self,
+        id: ObjectId,
+        open: impl FnOnce() -> io::Result<File> + Send + 'static,
+    ) -> Option<io::Result<File>> {
+        self.file_opens.poll(id, open)
+    }
+
+    /// The content of an object that only this process maps and has open, read by a worker. None if it
+    /// has not ended.
+    ///
+    /// # Errors
+    /// If another process has it, or may have it; if the content is too large, or cannot be read.
+    pub(super) fn read_unshared(&mut self, id: ObjectId, pid: HomePid) -> Option<Result<Pieces, String>> {
+        let (Some(file), Some(inode)) = (self.objects.get(id), self.inode_of(id)) else {
+            return Some(Err("it is not open".into()));
+        };
+        let file = Arc::clone(file);
+        self.file_reads.poll((id, pid), move || read_unshared(id, &file, inode, pid))
     }
 
     /// Readable when an object was opened by name.

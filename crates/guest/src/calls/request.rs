@@ -76,7 +76,9 @@ impl Thread {
                 let procfs_view = procfs_view::view(&gathered.call, process).map(ByteBuf::from);
                 let (prelude, call) = (pending.prelude.clone(), gathered.call.clone());
                 let request = self.request(self.sync.call, prelude, call, process);
-                let request = CallRequest { max_prefetch, procfs_view, ..request };
+                let closes = i64::from(pending.trap.nr) == libc::SYS_close;
+                let unmapped_objects = if closes { process.unmapped_objects() } else { Vec::new() };
+                let request = CallRequest { max_prefetch, procfs_view, unmapped_objects, ..request };
                 home.send(self.tid, Message::Call(Box::new(request)));
             }
             (None, Some(reason)) => home.send(self.tid, Message::FetchHome(reason.clone())),
@@ -131,6 +133,7 @@ impl Thread {
             max_prefetch: 0,
             call,
             procfs_view: None,
+            unmapped_objects: Vec::new(),
         }
     }
 }

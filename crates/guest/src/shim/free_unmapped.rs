@@ -13,9 +13,11 @@ use super::Shim;
 use crate::process::shared::{Process, State};
 use std::collections::HashSet;
 use std::sync::Arc;
+use tern_image::FileRef;
 use tern_image::content::KeptContent;
 use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
+use tern_tracee::procfs;
 
 /// The name of anonymous shared memory in /proc/PID/maps.
 const ANONYMOUS_NAME: &[u8] = b"/dev/zero (deleted)";
@@ -90,5 +92,26 @@ impl Process {
     /// The shared memory that it maps, or has mapped here.
     fn objects(&self) -> impl Iterator<Item = ObjectId> {
         self.mapped_files.values().filter(|file| file.is_object).map(|file| (file.device, file.inode))
+    }
+
+    /// Whether its shared memory contains a file of home that is on a disk.
+    pub(crate) fn has_files_in_shared_memory(&self) -> bool {
+        let in_memory: [&[u8]; 3] = [ANONYMOUS_NAME, b"/dev/shm/", b"/memfd:"];
+        let is_on_disk = |file: &FileRef| !in_memory.iter().any(|name| file.path.starts_with(name));
+        self.mapped_files.values().any(|file| file.is_object && is_on_disk(file))
+    }
+
+    /// The files and segments among its shared memory that it maps no more. It writes to the others
+    /// without a call.
+    pub(crate) fn unmapped_objects(&self) -> Vec<ObjectId> {
+        let is_named = |file: &&FileRef| file.is_object && file.path != ANONYMOUS_NAME;
+        if !self.mapped_files.values().any(|file| is_named(&file)) {
+            return Vec::new();
+        }
+        let maps = procfs::maps(self.memory.pid()).unwrap_or_default();
+        let mapped: HashSet<(u64, u64)> =
+            maps.iter().filter(|m| m.shared).map(|m| (m.device, m.inode)).collect();
+        let unmapped = self.mapped_files.iter().filter(|(id, file)| is_named(file) && !mapped.contains(id));
+        unmapped.map(|(_, file)| (file.device, file.inode)).collect()
     }
 }

@@ -22,15 +22,18 @@ const OWN_MAPPING: ArgTest = ArgTest::Masked {
 };
 
 fn mmap(args: &[u64; 6]) -> Route {
-    let [_, _, protection, flags, ..] = *args;
+    let flags = args[3];
     if flags & MAP_HUGETLB != 0 && flags & MAP_ANONYMOUS != 0 {
         return Route::Homeward(reason::HUGE_PAGES);
     }
-    let writable = protection & libc::PROT_WRITE as u64 != 0;
-    if flags & MAP_SHARED != 0 && flags & MAP_ANONYMOUS == 0 && writable {
-        return Route::Homeward(reason::SHARED_MEMORY);
-    }
     Route::Both(SplitCall::Mmap)
+}
+
+/// Without MS_SYNC, msync only begins what the kernel does in any case.
+const NOT_SYNC: ArgTest = ArgTest::Masked { arg: 2, mask: libc::MS_SYNC as u32, value: 0 };
+
+fn msync(_: &[u64; 6]) -> Route {
+    Route::Both(SplitCall::Msync)
 }
 
 /// pkey_mprotect without a key is mprotect.
@@ -55,17 +58,17 @@ fn thread_policy(_: &[u64; 6]) -> Route {
 }
 
 rows! {
-    9 mmap (Rule::HereIf(OWN_MAPPING, mmap, "Here for private anonymous memory; Both (Mmap) for files, \
-            private or read-only, and for shared memory without a file; Homeward for files that are to be written, \
-            and for huge pages"))
+    9 mmap (Rule::HereIf(OWN_MAPPING, mmap, "Here for private anonymous memory; Both (Mmap) for files \
+            and for shared memory; Homeward for huge pages"))
         [V, V, V, V, FD, V] {}
-        "The guest's memory is its own, a file's content comes from home; a shared read-only mapping must be \
-         made so that mprotect cannot make it writable.";
+        "The guest's memory is its own, a file's content comes from home. A file that is mapped shared and \
+         may be written becomes shared memory of the process, or the process goes home.";
     10 mprotect HERE [V, V, V] {} OWN;
     11 munmap HERE [V, V] {} OWN;
     12 brk HERE [V] {} OWN;
     25 mremap HERE [V, V, V, V, V] {} OWN;
-    26 msync HERE [V, V, V] {} "The guest has no mapping that it could write back to a file.";
+    26 msync (Rule::HereIf(NOT_SYNC, msync, "Here without MS_SYNC; otherwise Both (Msync)")) [V, V, V] {}
+        "A file of home that is shared memory can be written to the disk only at home.";
     27 mincore HERE [V, V, V] {} OWN;
     28 madvise HERE [V, V, V] {} OWN;
     149 mlock HERE [V, V] {} "The memory to lock is the guest's; it counts against the limit there.";

@@ -205,8 +205,8 @@ fn argument_dependent_routes() {
     assert_eq!(mmap(3, 0x21), Route::Both(SplitCall::Mmap));
     assert_eq!(mmap(3, 0x02), Route::Both(SplitCall::Mmap));
     assert_eq!(mmap(1, 0x01), Route::Both(SplitCall::Mmap));
-    assert_eq!(mmap(3, 0x01), Route::Homeward(reason::SHARED_MEMORY));
-    assert_eq!(mmap(3, 0x03), Route::Homeward(reason::SHARED_MEMORY));
+    assert_eq!(mmap(3, 0x01), Route::Both(SplitCall::Mmap));
+    assert_eq!(mmap(3, 0x03), Route::Both(SplitCall::Mmap));
     assert_eq!(mmap(3, 0x4_0022), Route::Homeward(reason::HUGE_PAGES));
     assert_eq!(mmap(3, 0x4_0021), Route::Homeward(reason::HUGE_PAGES));
 
