@@ -14,6 +14,14 @@ struct HandleBuffer {
     bytes: [u8; MAX_HANDLE_LEN],
 }
 
+impl HandleBuffer {
+    /// The type and bytes of the handle.
+    fn into_parts(self) -> (i32, Vec<u8>) {
+        let length = usize::try_from(self.head.handle_bytes).unwrap_or(MAX_HANDLE_LEN);
+        (self.head.handle_type, self.bytes.get(..length).unwrap_or(&self.bytes).to_vec())
+    }
+}
+
 /// The type and bytes of a file's handle. Two open files of one file system with equal handles are
 /// the same file, even on different machines if the file system is a network file system.
 ///
@@ -25,9 +33,15 @@ pub fn name_to_handle(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
     // Linux 6.5 there are only handles for opening.
     let buffer = read_handle(fd, libc::AT_EMPTY_PATH | libc::AT_HANDLE_FID)
         .or_else(|_old_kernel| read_handle(fd, libc::AT_EMPTY_PATH))?;
-    let length = usize::try_from(buffer.head.handle_bytes).unwrap_or(MAX_HANDLE_LEN);
-    let bytes = buffer.bytes.get(..length).unwrap_or(&buffer.bytes).to_vec();
-    Ok((buffer.head.handle_type, bytes))
+    Ok(buffer.into_parts())
+}
+
+/// The type and bytes of a file's handle, for [`open_by_handle`].
+///
+/// # Errors
+/// If the file system does not support handles for opening.
+pub fn handle_to_open(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
+    read_handle(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH).map(HandleBuffer::into_parts)
 }
 
 /// Opens (`O_PATH`) the file with this handle, on the file system that `file_system` is on.

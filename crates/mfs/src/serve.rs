@@ -31,6 +31,7 @@ use impersonate::Impersonation;
 use leases::LeaseTable;
 use perform::{OpContext, OpError};
 use rustix::io::Errno;
+use session::parked::{self, Mounts};
 use session::{MAX_CONNECTIONS_PER_SESSION, ReplyCache, Session, SharedReplyCache};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -119,6 +120,8 @@ pub fn run(config: Config, control: &ControlSocket, is_first: bool) -> Result<()
     if server.config.file.mfs_notices.unwrap_or(true) {
         server.leases.watch_local_changes();
     }
+    let parking = server.clone();
+    std::thread::Builder::new().name("parking".into()).spawn(move || parking.park_idle_objects())?;
     let mut next_check = Instant::now();
     loop {
         control.wait(&[], Duration::from_secs(5))?;
@@ -388,6 +391,19 @@ impl Server {
                 std::thread::Builder::new().name("removed".into()).spawn(move || drop(forgotten));
         }
         REMOVED_CHECK_INTERVAL.max(used * REMOVED_CHECK_PAUSE)
+    }
+
+    /// Parks the objects that no client uses, for ever. In a thread of its own, since a disk may be
+    /// slow.
+    fn park_idle_objects(&self) {
+        loop {
+            std::thread::sleep(parked::CHECK_INTERVAL);
+            let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
+            if sessions.iter().any(|session| session.may_keep_mounts()) {
+                let mounts = Mounts::read();
+                sessions.iter().for_each(|session| drop(session.park_idle(&mounts)));
+            }
+        }
     }
 
     /// Drops sessions without a connection for longer than the session timeout.

@@ -14,3 +14,4 @@ mod programs;
 mod random;
 mod special_names;
 mod tree;
+mod unmounting;

@@ -277,7 +277,7 @@ impl ChangeWatcher {
 /// Whether no other machine can change this file system: the kernel would not report such changes.
 /// These file systems are known to be local (`linux/magic.h`): ext, XFS, Btrfs, F2FS, bcachefs,
 /// ZFS, overlayfs, tmpfs, ramfs, squashfs, EROFS, ISO 9660, FAT, exFAT.
-fn is_local(fd: impl AsFd) -> bool {
+pub(crate) fn is_local(fd: impl AsFd) -> bool {
     const LOCAL: [u32; 14] = [
         0xef53,
         0x5846_5342,

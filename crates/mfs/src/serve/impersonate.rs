@@ -9,7 +9,10 @@
 use crate::message::MAX_GROUPS;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
 use std::marker::PhantomData;
 use tern_ids::Credentials;
 
@@ -64,6 +67,24 @@ impl Impersonation {
     }
 }
 
+/// Runs an action with the right to search all directories and to open files by their handles, if
+/// this process has that right.
+pub(crate) fn with_search_right<T>(action: impl FnOnce() -> T) -> T {
+    let Ok(before) = capabilities(None) else { return action() };
+    let right = CapabilitySet::DAC_READ_SEARCH & before.permitted;
+    if before.effective.contains(right) {
+        return action();
+    }
+    let _refused = set_capabilities(None, CapabilitySets { effective: before.effective | right, ..before });
+    let result = action();
+    if set_capabilities(None, before).is_err() {
+        // Not possible. The thread must not serve a caller with this right; ternd starts a new
+        // server.
+        std::process::abort();
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +111,8 @@ mod tests {
         let all = effective_capabilities();
         let stranger = Credentials { uid: 1234, gid: 1234, groups: vec![] };
         impersonation.assume(&stranger).unwrap();
+        assert_eq!(effective_capabilities(), 0);
+        assert_eq!(with_search_right(effective_capabilities), CapabilitySet::DAC_READ_SEARCH.bits());
         assert_eq!(effective_capabilities(), 0);
         assert!(fs::write(dir.join("file"), "").is_err());
         let member = Credentials { groups: vec![4321], ..stranger };

@@ -2,14 +2,18 @@
 //! tree's open files.
 //!
 //! An object is held by an `O_PATH` descriptor, so that it stays the same file when its names
-//! change. If the server has too many objects, those that are not open are forgotten ([`FdBudget`])
+//! change. Objects that are not used are [parked](parked). If the server has too many objects, those that are not open are forgotten ([`FdBudget`])
 //! and the client looks them up again. Removed files are forgotten too.
+
+pub(crate) mod parked;
 
 use super::budget::{FdBudget, FdPermit};
 use super::export::{Export, ExportPosition};
+use super::fanotify::is_local;
 use super::stat::{self, attributes};
 use crate::lock;
 use crate::message::{FileKey, FileReply, Lease, Object, OpenId, Purpose, ROOT};
+use parked::ParkedObject;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -91,13 +95,25 @@ struct RecallQueue {
     has_overflowed: bool,
 }
 
+/// How an object is kept.
+#[derive(Debug)]
+enum ObjectState {
+    Held(Arc<HeldObject>),
+    /// It can be opened again.
+    Parked(Arc<ParkedObject>),
+}
+
 /// An object and its number of lookups.
 #[derive(Debug)]
 struct ObjectEntry {
-    held: Arc<HeldObject>,
+    key: FileKey,
+    state: ObjectState,
     lookups: u64,
     /// It was used since the last eviction pass.
     was_used: bool,
+    /// Number of checks for idle objects since it was used.
+    idle_checks: u8,
+    /// A parked object has one too, so that their number is limited.
     _permit: FdPermit,
 }
 
@@ -111,6 +127,8 @@ struct Objects {
     /// Objects by age; those that are already forgotten are skipped.
     order: VecDeque<u64>,
     next_number: u64,
+    /// Held objects on other mounts than the root's, and whether their file systems are local.
+    elsewhere: HashMap<u64, bool>,
     /// Objects that had no name at the last check.
     removed: HashSet<u64>,
 }
@@ -131,6 +149,8 @@ pub(crate) struct Session {
     /// When the renewable leases were last renewed.
     renewed_at: Mutex<Option<Instant>>,
     root: Arc<HeldObject>,
+    /// The mount of the root. The kernel does not unmount it.
+    root_mount: u64,
     pub(crate) budget: Arc<FdBudget>,
     objects: Mutex<Objects>,
     files: Mutex<(OpenFiles, u64)>,
@@ -165,11 +185,13 @@ impl Session {
     ) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
+        let root_mount = stat::mount_id(&fd);
         let session = Arc::new(Self {
             number: first_number(),
             purpose,
             renewed_at: Mutex::default(),
             root: Arc::new(HeldObject { fd, key, position: export.root() }),
+            root_mount,
             budget: budget.clone(),
             objects: Mutex::new(Objects { next_number: first, ..Objects::default() }),
             files: Mutex::new((HashMap::new(), first)),
@@ -188,21 +210,33 @@ impl Session {
         self.purpose == Purpose::Container
     }
 
-    /// The object with this number, if it is still held.
+    /// The object with this number, if it has not been forgotten.
     pub(crate) fn object(&self, object: Object) -> Option<Arc<HeldObject>> {
         if object == ROOT {
             return Some(self.root.clone());
         }
-        lock(&self.objects).by_number.get_mut(&object.0).map(|entry| {
-            entry.was_used = true;
-            entry.held.clone()
-        })
+        let parked = {
+            let mut objects = lock(&self.objects);
+            let entry = objects.by_number.get_mut(&object.0)?;
+            (entry.was_used, entry.idle_checks) = (true, 0);
+            match &entry.state {
+                ObjectState::Held(held) => return Some(held.clone()),
+                ObjectState::Parked(parked) => parked.clone(),
+            }
+        };
+        self.unpark(object, &parked)
     }
 
-    /// The object that is this file, if one is held.
+    /// The object that is this file, if there is one. A parked one stays parked.
     pub(crate) fn object_with_key(&self, key: FileKey) -> Option<Arc<HeldObject>> {
-        let objects = lock(&self.objects);
-        objects.by_number.get(objects.by_key.get(&key)?).map(|entry| entry.held.clone())
+        let parked = {
+            let objects = lock(&self.objects);
+            match &objects.by_number.get(objects.by_key.get(&key)?)?.state {
+                ObjectState::Held(held) => return Some(held.clone()),
+                ObjectState::Parked(parked) => parked.clone(),
+            }
+        };
+        parked.open().map(Arc::new)
     }
 
     /// Number of objects.
@@ -216,13 +250,16 @@ impl Session {
     /// # Errors
     /// `ENFILE` if the descriptor budget is exhausted.
     pub(crate) fn hold(&self, held: HeldObject) -> Result<Object, Errno> {
-        if let Some(object) = lock(&self.objects).count_lookup(held.key) {
-            return Ok(object);
-        }
+        let held = match lock(&self.objects).count_lookup(held) {
+            Ok(object) => return Ok(object),
+            Err(held) => held,
+        };
+        let is_elsewhere = stat::mount_id(&held.fd) != self.root_mount;
+        let elsewhere = is_elsewhere.then(|| is_local(&held.fd));
         // Called without the lock, since it may evict objects.
         let permit = self.budget.acquire()?;
         let mut objects = lock(&self.objects);
-        Ok(objects.count_lookup(held.key).unwrap_or_else(|| objects.add(held, permit)))
+        Ok(objects.count_lookup(held).unwrap_or_else(|held| objects.add(held, elsewhere, permit)))
     }
 
     /// Forgets up to `max` objects that are not open, the oldest first. Returns their number. An
@@ -235,7 +272,7 @@ impl Session {
             let Some(oldest) = objects.order.pop_front() else { break };
             let Objects { by_number, open_counts, .. } = &mut *objects;
             let Some(entry) = by_number.get_mut(&oldest) else { continue };
-            if open_counts.contains_key(&entry.held.key) || std::mem::take(&mut entry.was_used) {
+            if open_counts.contains_key(&entry.key) || std::mem::take(&mut entry.was_used) {
                 objects.order.push_back(oldest);
                 continue;
             }
@@ -260,11 +297,11 @@ impl Session {
     /// kernel long.
     #[must_use]
     pub(crate) fn forget_removed(&self) -> Vec<Arc<HeldObject>> {
-        let all: Vec<_> = lock(&self.objects)
-            .by_number
-            .iter()
-            .map(|(number, entry)| (*number, entry.held.clone()))
-            .collect();
+        let held = |(number, entry): (&u64, &ObjectEntry)| match &entry.state {
+            ObjectState::Held(held) => Some((*number, held.clone())),
+            ObjectState::Parked(_) => None,
+        };
+        let all: Vec<_> = lock(&self.objects).by_number.iter().filter_map(held).collect();
         let removed: HashSet<u64> = all
             .iter()
             .filter(|(_, held)| stat::is_removed_file(&held.fd))
@@ -275,8 +312,10 @@ impl Session {
         let mut forgotten = Vec::new();
         for number in removed.intersection(&previously_removed) {
             let Some(entry) = objects.by_number.get(number) else { continue };
-            if !objects.open_counts.contains_key(&entry.held.key) {
-                forgotten.extend(objects.forget(*number).map(|entry| entry.held));
+            let ObjectState::Held(held) = &entry.state else { continue };
+            if !objects.open_counts.contains_key(&entry.key) {
+                forgotten.push(held.clone());
+                drop(objects.forget(*number));
             }
         }
         objects.removed = removed;
@@ -417,18 +456,37 @@ fn first_number() -> u64 {
 }
 
 impl Objects {
-    /// Counts one more lookup of an object that is already held.
-    fn count_lookup(&mut self, key: FileKey) -> Option<Object> {
-        let number = *self.by_key.get(&key)?;
-        self.by_number.get_mut(&number)?.lookups += 1;
-        Some(Object(number))
+    /// Counts one more lookup of an object that is known already. Returns the object if it is not.
+    fn count_lookup(&mut self, held: HeldObject) -> Result<Object, HeldObject> {
+        let Some(number) = self.by_key.get(&held.key).copied() else { return Err(held) };
+        let Some(entry) = self.by_number.get_mut(&number) else { return Err(held) };
+        if let ObjectState::Parked(parked) = &entry.state {
+            if !parked.is(&held.fd) {
+                drop(self.forget(number));
+                return Err(held);
+            }
+            entry.lookups += 1;
+            self.unpark(number, Some(Arc::new(held)));
+            return Ok(Object(number));
+        }
+        entry.lookups += 1;
+        entry.idle_checks = 0;
+        Ok(Object(number))
     }
 
-    fn add(&mut self, held: HeldObject, permit: FdPermit) -> Object {
+    fn add(&mut self, held: HeldObject, elsewhere: Option<bool>, permit: FdPermit) -> Object {
         let number = self.next_number;
         self.next_number += 1;
         self.by_key.insert(held.key, number);
-        let entry = ObjectEntry { held: Arc::new(held), lookups: 1, was_used: false, _permit: permit };
+        self.elsewhere.extend(elsewhere.map(|is_local| (number, is_local)));
+        let entry = ObjectEntry {
+            key: held.key,
+            state: ObjectState::Held(Arc::new(held)),
+            lookups: 1,
+            was_used: false,
+            idle_checks: 0,
+            _permit: permit,
+        };
         self.by_number.insert(number, entry);
         self.order.push_back(number);
         if self.order.len() > 2 * self.by_number.len() + 64 {
@@ -441,7 +499,8 @@ impl Objects {
     /// Returns the forgotten object, to be dropped without the lock.
     fn forget(&mut self, number: u64) -> Option<ObjectEntry> {
         let entry = self.by_number.remove(&number)?;
-        self.by_key.remove(&entry.held.key);
+        self.by_key.remove(&entry.key);
+        self.elsewhere.remove(&number);
         Some(entry)
     }
 }

@@ -23,6 +23,23 @@ pub(crate) fn is_removed_file(fd: impl AsFd) -> bool {
     })
 }
 
+/// The id of this file's mount, as in /proc/self/mountinfo, and whether the file is a directory
+/// without a name. No other machine is asked. The id is 0 if the kernel does not report it (before
+/// Linux 5.8).
+pub(crate) fn mount_and_removal(fd: impl AsFd) -> (u64, bool) {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let wanted = StatxFlags::MNT_ID | StatxFlags::TYPE | StatxFlags::NLINK;
+    rustix::fs::statx(&fd, "", flags, wanted).map_or((0, false), |stat| {
+        let is_directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
+        (stat.stx_mnt_id, is_directory && stat.stx_nlink == 0)
+    })
+}
+
+/// The id of this file's mount ([`mount_and_removal`]).
+pub(crate) fn mount_id(fd: impl AsFd) -> u64 {
+    mount_and_removal(fd).0
+}
+
 /// Device number.
 pub(crate) fn device(stat: &Statx) -> u64 {
     u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor)
