@@ -2,8 +2,9 @@
 //! tree's open files.
 //!
 //! An object is held by an `O_PATH` descriptor, so that it stays the same file when its names
-//! change. Objects that are not used are [parked](parked). If the server has too many objects, those that are not open are forgotten ([`FdBudget`])
-//! and the client looks them up again. Removed files are forgotten too.
+//! change. Objects that are not used are [parked](parked). If the server has too many objects, those
+//! that are not open are forgotten ([`FdBudget`]), and the client looks them up again. Removed files
+//! are forgotten too.
 
 pub(crate) mod parked;
 
