@@ -105,6 +105,7 @@ impl Shim {
         self.end_offers_at_home();
         self.continue_revocations();
         self.turn_watch.step("continue_revocations");
+        self.end_socket_calls();
         self.collect_finished_calls();
         self.turn_watch.step("collect_finished_calls");
         self.continue_undoing();
@@ -139,6 +140,11 @@ impl Shim {
         let mut threads = self.processes.values().flat_map(|process| process.threads.values());
         if threads.any(Thread::needs_polling) {
             timeout = Duration::from_millis(5);
+        }
+        let threads = self.processes.values().flat_map(|process| process.threads.values());
+        if let Some(at) = threads.filter_map(Thread::must_end_call_at).min() {
+            let left = at.saturating_duration_since(Instant::now());
+            timeout = timeout.min(left.max(Duration::from_millis(1)));
         }
         let is_retried = |process: &Process| process.waits.needs_polling();
         if !self.queued_moves.is_empty()
@@ -180,7 +186,8 @@ impl Shim {
     pub(crate) fn handle_events(&mut self) {
         while let Ok(event) = self.events.1.try_recv() {
             match event {
-                ShimEvent::Prepared(pid, migration, prepared) => {
+                ShimEvent::Prepared(pid, migration, prepared, sleeps) => {
+                    self.record_sleeps(sleeps);
                     self.destination_prepared(pid, migration, prepared);
                 }
                 ShimEvent::ReconnectDone(peer, found) => self.reconnect_done(peer, found),

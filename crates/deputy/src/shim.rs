@@ -27,6 +27,7 @@ use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKin
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_migrate::fault;
 use tern_migrate::message::Message;
+use tern_tracee::procfs::Sleep;
 use tern_tracee::stop::Stopped;
 use tern_tracee::threads;
 use tern_wire::{Ephemeral, Link};
@@ -41,8 +42,9 @@ const HELPER_STACK_SIZE: usize = 256 << 10;
 /// An event that a helper thread reports to the main loop.
 #[derive(Debug)]
 pub(crate) enum ShimEvent {
-    /// A destination has been prepared for a move of this process, or has refused it.
-    Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>),
+    /// A destination has been prepared for a move of this process, or has refused it. Its threads, and
+    /// those of its group, sleep as measured.
+    Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>, Vec<(HomePid, Sleep)>),
     /// The result of an attempt to reconnect to a peer.
     ReconnectDone(PeerId, ReconnectResult),
 }

@@ -1,8 +1,10 @@
 //! Reads /proc. Everything is parsed from bytes, since names may hold any bytes.
 
 mod maps;
+mod sleep;
 
 pub use maps::{Mapping, mapping_at, maps, smaps, vdso};
+pub use sleep::{Sleep, SleepMeter};
 
 use crate::error::{Error, Result};
 use std::fs;

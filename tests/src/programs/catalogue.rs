@@ -116,6 +116,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("rights", Kind::Calls),
     entry("ownstate", Kind::Calls),
     entry("timers", Kind::Calls),
+    entry("timelimits", Kind::Calls),
     entry("uninterrupted", Kind::Calls),
     entry("handlerwaits", Kind::Calls),
     entry("pipe", Kind::Calls),

@@ -18,6 +18,7 @@ mod refusals;
 mod shared_memory;
 mod shutdown;
 mod stopped;
+mod time_limits;
 mod time_namespace;
 mod uncreated;
 mod uninterruptible;

@@ -165,9 +165,9 @@ impl Thread {
     fn post(&mut self, current: CurrentCall) -> std::result::Result<bool, i32> {
         let mailbox = self.mailbox.as_mut().ok_or(libc::ESRCH)?;
         mailbox.post(&current.layout)?;
-        let must_not_wait = forks_or_exits(current.request.call.nr);
-        self.current = Some(current);
         // The ptrace event of a fork or exit must be handled before the call can finish.
+        let must_not_wait = forks_or_exits(current.request.call.nr) || self.stopped.is_some();
+        self.current = Some(current);
         if !must_not_wait && mailbox.wait_inline() {
             return Ok(true);
         }

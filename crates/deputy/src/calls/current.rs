@@ -16,6 +16,8 @@ pub(crate) struct CurrentCall {
     pub(crate) request: CallRequest,
     pub(crate) layout: MailboxLayout,
     pub(crate) posted_at: Instant,
+    /// When the shim must end it: it was interrupted, and its socket sets a time limit.
+    pub(crate) must_end_at: Option<Instant>,
     /// The part of the transfer that was done before it was interrupted.
     pub(crate) partial: Option<Partial>,
     /// The child of a fork, or a new thread.
@@ -54,6 +56,7 @@ impl CurrentCall {
             request,
             layout,
             posted_at: Instant::now(),
+            must_end_at: None,
             partial: None,
             child: None,
             child_in_parent_memory: false,

@@ -296,18 +296,16 @@ impl Process {
         tern_image::thread::clear_kernel_pointers(&mut injections[..home], &memory, area)?;
         self.take_timers(injections, &memory, reserve)?;
         // Draining threads keep their mailboxes.
-        let primary = (!self.uses_primary_area()).then(|| MailboxArea::primary(reserve));
-        let mut areas: Vec<MailboxArea> = primary.into_iter().take(home).collect();
-        areas.extend(self.own_mappings.reuse_areas(home - areas.len()));
-        let others: Vec<MailboxArea> = (areas.len()..home).map(|_| self.own_mappings.next_area()).collect();
+        let uses_primary = home > 0 && !self.uses_primary_area();
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         reserve.set_inherited(first, true)?;
         self.reset_handlers(first, &memory, reserve, image)?;
         let mut mailboxes = Vec::with_capacity(home);
-        for area in areas {
-            mailboxes.push(Mailbox::create(first, reserve, area, waker.clone())?);
+        if uses_primary {
+            mailboxes.push(Mailbox::create(first, reserve, MailboxArea::primary(reserve), waker.clone())?);
         }
-        mailboxes.extend(Mailbox::create_all(first, reserve, &others, waker.clone())?);
+        let others = home - mailboxes.len();
+        mailboxes.extend(self.own_mappings.create_mailboxes(first, reserve, others, waker)?);
         for (injection, mailbox) in injections.iter().zip(mailboxes) {
             self.thread(HomePid(injection.pid()))?.mailbox = Some(mailbox);
             // If the shim dies the guest is lost, so the deputy must die too.

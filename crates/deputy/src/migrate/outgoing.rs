@@ -21,7 +21,7 @@ impl Shim {
     /// `stays_stopped`. A process stays stopped if it is at its first instruction, which it is to
     /// execute at the destination, or if it joins a group that is stopped already.
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
-        let home = (self.start.node, self.start.id);
+        let (home, waker) = ((self.start.node, self.start.id), self.waker.clone());
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let movable = check_movable(pid.0, std::process::id() as i32).and_then(|movable| {
             match movable.and_then(|()| process.check_registers()) {
@@ -44,9 +44,14 @@ impl Shim {
         self.set_guest_node(pid, peer);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let prepared = process.prepare(peer, home);
-        match prepared.and_then(|offer| Ok((offer, process.check_modes()?))) {
-            Ok((_, Err(why))) => self.cancel_outgoing(pid, &why.to_string()),
-            Ok((offer, Ok(()))) => {
+        let prepared = match prepared.and_then(|offer| Ok((offer, process.check_modes()?))) {
+            Ok((_, Err(why))) => return self.cancel_outgoing(pid, &why.to_string()),
+            Ok((offer, Ok(()))) => process.take_over_waits(&waker).map(|waits| (offer, waits)),
+            Err(error) => Err(error),
+        };
+        match prepared {
+            Ok((offer, waits)) => {
+                waits.into_iter().for_each(|wait| self.continue_wait(wait));
                 let sent = self.peers.send(peer, pid, &Message::Offer(Box::new(offer)));
                 if sent.is_err() {
                     self.peer_lost(peer);

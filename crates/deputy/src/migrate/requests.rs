@@ -4,6 +4,7 @@ use crate::files::connections::{ListedSocket, sockets};
 use crate::links::peer::Peer;
 use crate::links::ternd;
 use crate::migrate::group::{GroupRefusal, not_found};
+use crate::migrate::home_wait::measure_sleeps;
 use crate::migrate::movable::check_movable;
 use crate::process::Process;
 use crate::process::state::{Frozen, MigrationTask, State};
@@ -332,6 +333,7 @@ impl Shim {
     ) {
         let (run_dir, key) = (self.start.run_dir.clone(), Arc::clone(&self.key));
         let process = self.processes.get(&pid);
+        let at_home = process.is_some_and(Process::is_at_home);
         // When a process moves from node to node its current guest shim sends it.
         let source = process
             .filter(|process| process.is_away())
@@ -345,7 +347,7 @@ impl Shim {
                 Ok(offsets) => offsets,
                 Err(why) => {
                     let refusal = Refusal::new(RefusalKind::CannotMove, why);
-                    return ShimEvent::Prepared(pid, migration, Err(refusal));
+                    return ShimEvent::Prepared(pid, migration, Err(refusal), Vec::new());
                 }
             };
             for node in nodes {
@@ -358,12 +360,14 @@ impl Shim {
                     break;
                 }
             }
-            ShimEvent::Prepared(pid, migration, result.map(Box::new))
+            // Last, since the processes are stopped next.
+            let sleeps = if result.is_ok() && at_home { measure_sleeps(&group) } else { Vec::new() };
+            ShimEvent::Prepared(pid, migration, result.map(Box::new), sleeps)
         });
         if !started {
             let refusal = Refusal::new(RefusalKind::Unavailable, NO_THREAD);
             let _we_hold_the_other_end =
-                self.events.0.send(ShimEvent::Prepared(pid, migration, Err(refusal)));
+                self.events.0.send(ShimEvent::Prepared(pid, migration, Err(refusal), Vec::new()));
             self.waker.wake();
         }
     }

@@ -94,6 +94,7 @@ impl Process {
             signals_wait && waiting.all(|signal| image.sigmask >> ((signal - 1) & 63) & 1 == 1);
         if let Some(last) = thread.last_result.take_if(|last| last.number == sync.call) {
             if is_interruption(last.outcome.ret) && (under_mask || all_signals_blocked) {
+                deliver_result(&memory, &mut registers.clone(), &last.outcome, None)?;
                 return Ok(CallResolution::Registers(stopped, registers));
             }
             if let Some(partial) = deliver_piece(&memory, &mut registers, &last.outcome, sync.partial)? {
@@ -127,7 +128,7 @@ impl Process {
         let cut_short = tern_migrate::partial::remainder(&mut now.clone(), current.partial).is_some();
         let interrupted = is_interruption(code);
         if under_mask && interrupted {
-            thread.current = None;
+            thread.deliver_interrupted(&memory, registers, code)?;
             return Ok(CallResolution::Registers(stopped, registers));
         }
         let whole = current.partial.is_none() && sync.partial.is_none();
@@ -147,7 +148,7 @@ impl Process {
             return Ok(CallResolution::Drain(stopped, registers));
         }
         if restart::is(code) {
-            thread.current = None;
+            thread.deliver_interrupted(&memory, registers, code)?;
             registers.rax = code.cast_unsigned();
             return Ok(CallResolution::Registers(stopped, registers));
         }
@@ -186,6 +187,15 @@ impl Thread {
     fn has_seen(&self, call: u64) -> bool {
         self.last_result.as_ref().is_some_and(|l| l.number == call)
             || self.current.as_ref().is_some_and(|c| c.guest_number() == Some(call))
+    }
+
+    /// Ends the call that the deputy was interrupted in with this code. Its output so far, such as the
+    /// time left of a ppoll, is delivered to the program's memory: the kernel makes the call again with
+    /// that.
+    fn deliver_interrupted(&mut self, memory: &Memory, mut registers: Registers, code: i64) -> Result<()> {
+        let (Some(current), Some(mailbox)) = (self.current.take(), &mut self.mailbox) else { return Ok(()) };
+        let outcome = mailbox.collect_interrupted(&current.layout, current.partial, code);
+        deliver_result(memory, &mut registers, &outcome, None)
     }
 }
 

@@ -1,6 +1,10 @@
 //! The mappings in a deputy, outside of the reserved range, that are not its program's.
 
 use crate::process::mailbox::{Mailbox, MailboxArea};
+use crate::waker::Waker;
+use tern_image::Reserve;
+use tern_tracee::Result;
+use tern_tracee::inject::Injection;
 
 /// Mailboxes of threads other than the first, and mappings that keep files for the return home. The
 /// mappings of live mailboxes are recorded with their threads.
@@ -31,9 +35,25 @@ impl OwnMappings {
         })
     }
 
-    /// Free areas that are mapped already: at most this many.
-    pub(crate) fn reuse_areas(&mut self, wanted: usize) -> impl Iterator<Item = MailboxArea> {
-        self.free_areas.drain(..self.free_areas.len().min(wanted))
+    /// Creates mailboxes in a process under injection, in areas that are free again if there are some.
+    ///
+    /// # Errors
+    /// If the process is gone, or has no free file descriptor at the moment.
+    pub(crate) fn create_mailboxes(
+        &mut self,
+        injection: &mut Injection,
+        reserve: Reserve,
+        count: usize,
+        waker: &Waker,
+    ) -> Result<Vec<Mailbox>> {
+        let reused: Vec<MailboxArea> = self.free_areas.drain(..self.free_areas.len().min(count)).collect();
+        let new: Vec<MailboxArea> = (reused.len()..count).map(|_| self.next_area()).collect();
+        let mut mailboxes = Vec::with_capacity(count);
+        for area in reused {
+            mailboxes.push(Mailbox::create(injection, reserve, area, waker.clone())?);
+        }
+        mailboxes.extend(Mailbox::create_all(injection, reserve, &new, waker.clone())?);
+        Ok(mailboxes)
     }
 
     /// A mailbox is not used any more. It stays mapped until another thread uses its area, or the

@@ -8,10 +8,11 @@ use tern_ids::HomePid;
 use tern_image::ThreadImage;
 use tern_migrate::Partial;
 use tern_migrate::message::{CallRequest, CallResult, ThreadSync};
+use tern_tracee::Result;
+use tern_tracee::procfs::{self, Sleep};
 use tern_tracee::registers::restart;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::Stopped;
-use tern_tracee::{Result, procfs};
 
 /// A thread, at home or as the deputy of one that is away.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(crate) struct Thread {
     pub(crate) held: HeldSignals,
     /// The finished part of a transfer that the shim cut short by interrupting the thread at home.
     pub(crate) partial: Option<Partial>,
+    /// The sleep in which it was found before it was stopped at home. For `migrate::home_wait` only.
+    pub(crate) sleep: Option<Sleep>,
     /// A call that waits for an internal call to finish.
     pub(crate) queued_call: Option<CallRequest>,
     /// A signal mask that the deputy is to set as soon as it is idle.
@@ -87,6 +90,7 @@ impl Thread {
             unacked: VecDeque::new(),
             held: HeldSignals::default(),
             partial: None,
+            sleep: None,
             queued_call: None,
             pending_mask: None,
             stop_wanted: false,

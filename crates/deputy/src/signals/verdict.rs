@@ -172,6 +172,12 @@ impl Process {
         }
         let mut registers = stopped.registers()?;
         let in_call = self.is_in_call(&registers) && registers.call().is_some();
+        let (stopped, is_over) =
+            if in_call { self.check_socket_limit(stopped, &mut registers)? } else { (stopped, false) };
+        if is_over {
+            stopped.set_registers(&registers)?;
+            return stopped.resume(0);
+        }
         let thread = self.thread(HomePid(stopped.pid()))?;
         if in_call
             && let Some(current) = &mut thread.current
@@ -208,15 +214,7 @@ impl Process {
     /// as the error of the next call. Has the deputy read that error, so that the call for the rest
     /// does not return it.
     fn clear_socket_error(&mut self, stopped: Stopped, socket: u64) -> Result<Stopped> {
-        // The blob has a stack and does not use it.
-        let value = stopped.registers()?.rsp - 128;
-        let length = value + 8;
-        self.memory.write(length, &4u32.to_le_bytes())?;
-        let mut injection = self.injection(stopped)?.0;
-        let (level, option) = (libc::SOL_SOCKET as u64, libc::SO_ERROR as u64);
-        let _no_socket_any_more =
-            injection.call(libc::SYS_getsockopt, [socket, level, option, value, length, 0])?;
-        injection.finish()
+        self.socket_option(stopped, socket, libc::SO_ERROR).map(|(stopped, _cleared)| stopped)
     }
 }
 

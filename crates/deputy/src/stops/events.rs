@@ -76,7 +76,16 @@ impl Shim {
         match (stopped.stop, away || drains) {
             (Stop::Exec, _) => return self.handle_exec(pid, stopped),
             // A group stop is as good as any other.
-            (Stop::Group(_), _) if wanted => return process.set_stopped(stopped),
+            (Stop::Group(_), _) if wanted => {
+                if !away && !drains {
+                    let mut registers = stopped.registers()?;
+                    process.thread(tid)?.confirm_sleep();
+                    if registers.restart_from_start() {
+                        stopped.set_registers(&registers)?;
+                    }
+                }
+                return process.set_stopped(stopped);
+            }
             (Stop::Group(_), _) => {
                 if away && !std::mem::replace(&mut process.job_stopped, true) {
                     self.send(pid, &Message::Stop(true));
@@ -175,6 +184,7 @@ fn repair_thread(process: &mut Process, tid: HomePid, stopped: &Stopped, stays_s
     let before = registers;
     crate::signals::verdict::repair_interrupted_call(&mut registers);
     let thread = process.thread(tid)?;
+    thread.confirm_sleep();
     if stays_stopped && let Some(cut) = remainder(&mut registers, thread.partial) {
         thread.partial = Some(cut);
     }

@@ -4,7 +4,7 @@ use super::vocabulary::*;
 use super::{fcntl, ioctl};
 use Direction::{Receive, Send};
 use Flow::{Between, Read, Write};
-use Interrupted::Restarts;
+use Interrupted::{EintrIfSocketTimeout, Restarts};
 
 const NO_TIMEOUT: Timeout = Timeout::None;
 const DATA: &str = "The descriptor and its offset are the deputy's.";
@@ -14,8 +14,8 @@ const OFFSET: Shape = Shape::Rewritten(Len::Fixed(8));
 const COPY_OFFSET: Shape = inout(8);
 
 rows! {
-    0 read HOME [FD, data_out(2), V] {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;
-    1 write HOME [FD, data_in(2), V] {waits(Restarts, NO_TIMEOUT) flow(Write)} DATA;
+    0 read HOME [FD, data_out(2), V] {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes() flow(Read)} DATA;
+    1 write HOME [FD, data_in(2), V] {waits(EintrIfSocketTimeout, NO_TIMEOUT) flow(Write)} DATA;
     3 close HOME [FD] {} AT_THE_DEPUTY;
     8 lseek HOME [FD, V, V] {} DATA;
     16 ioctl (Rule::By(ioctl::route, "by the request: Home where its argument is known, else Homeward"))
@@ -24,8 +24,8 @@ rows! {
     17 pread64 HOME [FD, data_out(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Read)} AT_THE_DEPUTY;
     18 pwrite64 HOME [FD, data_in(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Write)} AT_THE_DEPUTY;
     19 readv HOME [FD, Shape::Segments(Receive, 2), V]
-        {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;
-    20 writev HOME [FD, Shape::Segments(Send, 2), V] {waits(Restarts, NO_TIMEOUT) flow(Write)} DATA;
+        {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes() flow(Read)} DATA;
+    20 writev HOME [FD, Shape::Segments(Send, 2), V] {waits(EintrIfSocketTimeout, NO_TIMEOUT) flow(Write)} DATA;
     22 pipe HOME [output(8)] {consumes()} "New descriptors are the deputy's.";
     32 dup HOME [FD] {} AT_THE_DEPUTY;
     33 dup2 HOME [FD, FD] {} AT_THE_DEPUTY;
@@ -57,9 +57,9 @@ rows! {
     326 copy_file_range HOME [FD, COPY_OFFSET, FD, COPY_OFFSET, V, V]
         {waits(Restarts, NO_TIMEOUT) flow(Between(4))} PIPES;
     327 preadv2 HOME [FD, Shape::Segments(Receive, 2), V, V, V, V]
-        {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;
+        {waits(EintrIfSocketTimeout, NO_TIMEOUT) consumes() flow(Read)} DATA;
     328 pwritev2 HOME [FD, Shape::Segments(Send, 2), V, V, V, V]
-        {waits(Restarts, NO_TIMEOUT) flow(Write)} DATA;
+        {waits(EintrIfSocketTimeout, NO_TIMEOUT) flow(Write)} DATA;
     436 close_range HOME [V, V, V] {}
         "Descriptors are the deputy's; with CLOSE_RANGE_UNSHARE it only affects the deputy's table.";
     447 memfd_secret HOME [V] {} "The descriptor is the deputy's; mapping it shared brings the process home.";

@@ -1,0 +1,147 @@
+//! Since when threads sleep.
+//!
+//! The kernel shows when a thread last ran (`se.exec_start` in /proc/TID/sched), by the clock of the
+//! thread's CPU. That clock stands still while the CPU serves interrupts or its host runs something
+//! else, so it can be compared only with a reading of the same CPU's clock.
+
+use super::read_all;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// A sleep of a thread in a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sleep {
+    /// When it began, or later: never earlier.
+    pub began: Instant,
+    /// How often the thread has gone to sleep.
+    count: u64,
+}
+
+impl Sleep {
+    /// Whether the thread, which has stopped since, slept without a break until it stopped. Its
+    /// registers must have been read: the kernel may report a stop before it counts it as a sleep.
+    #[must_use]
+    pub fn lasted_until_stop(&self, tid: i32) -> bool {
+        // In the stop it sleeps once more.
+        Schedule::of(&tid.to_string()).is_some_and(|now| now.sleeps == self.count + 1)
+    }
+}
+
+/// Measures sleeps. It moves the calling thread from CPU to CPU, and that thread may have to wait on
+/// each: it must be one that nothing else waits for.
+#[derive(Debug, Default)]
+pub struct SleepMeter {
+    /// Readings of the CPUs' clocks, and when they were made.
+    clocks: HashMap<usize, Option<(u64, Instant)>>,
+}
+
+impl SleepMeter {
+    /// The sleep of a thread that is not stopped, if it sleeps in a call with a number and arguments
+    /// that are wanted. `None` also if the kernel does not show it, or if this thread may not run on
+    /// the other thread's CPU.
+    pub fn sleep_of(&mut self, tid: i32, is_wanted: impl Fn(u32, &[u64; 6]) -> bool) -> Option<Sleep> {
+        blocked_in(tid).filter(|(nr, args)| is_wanted(*nr, args))?;
+        let Schedule { ran_at, sleeps } = Schedule::of(&tid.to_string())?;
+        let cpu = super::stat(tid).ok()?.field(39) as usize;
+        let (clock, read_at) = (*self.clocks.entry(cpu).or_insert_with(|| cpu_clock(cpu)))?;
+        let began = if ran_at > clock {
+            read_at.checked_add(Duration::from_nanos(ran_at - clock))
+        } else {
+            read_at.checked_sub(Duration::from_nanos(clock - ran_at))
+        };
+        Some(Sleep { began: began?, count: sleeps })
+    }
+}
+
+/// The number and the arguments of the call in which a thread is blocked.
+fn blocked_in(tid: i32) -> Option<(u32, [u64; 6])> {
+    let text = read_all(&format!("/proc/{tid}/syscall")).ok()?;
+    let mut words = std::str::from_utf8(&text).ok()?.split(' ');
+    let nr = words.next()?.parse().ok()?;
+    let mut args = [0; 6];
+    for arg in &mut args {
+        *arg = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some((nr, args))
+}
+
+/// A reading of the clock of a CPU. It is that of this thread's last time slice there, and so may be
+/// some milliseconds slow.
+fn cpu_clock(cpu: usize) -> Option<(u64, Instant)> {
+    if cpu >= CpuSet::MAX_CPU {
+        return None;
+    }
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only).ok()?;
+    Schedule::of("thread-self").map(|own| (own.ran_at, Instant::now()))
+}
+
+/// The kernel's scheduling statistics of a thread.
+struct Schedule {
+    /// When it last ran, in nanoseconds of its CPU's clock.
+    ran_at: u64,
+    /// How often it has gone to sleep.
+    sleeps: u64,
+}
+
+impl Schedule {
+    fn of(thread: &str) -> Option<Self> {
+        let text = String::from_utf8(read_all(&format!("/proc/{thread}/sched")).ok()?).ok()?;
+        let value = |name: &str| {
+            let line = text.lines().find(|line| line.split([' ', ':']).next() == Some(name))?;
+            Some(line.rsplit([' ', ':']).next()?.trim())
+        };
+        // Milliseconds, with the nanoseconds as six decimals.
+        let (millis, nanos) = value("se.exec_start")?.split_once('.')?;
+        let (millis, nanos): (u64, u64) = (millis.parse().ok()?, nanos.parse().ok()?);
+        Some(Self {
+            ran_at: millis.checked_mul(1_000_000)?.checked_add(nanos)?,
+            sleeps: value("nr_voluntary_switches")?.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stop::{interrupt, seize, wait_stop};
+    use std::process::Command;
+
+    #[test]
+    fn sleep_of_a_child_is_measured() {
+        let measure = |pid, is_wanted: fn(u32, &[u64; 6]) -> bool| {
+            std::thread::spawn(move || SleepMeter::default().sleep_of(pid, is_wanted)).join().unwrap()
+        };
+        let is_sleep = |nr: u32, args: &[u64; 6]| i64::from(nr) == libc::SYS_clock_nanosleep && args[2] != 0;
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let spawned = Instant::now();
+        let sleep = loop {
+            if let Some(sleep) = measure(pid, is_sleep) {
+                break sleep;
+            }
+            assert!(spawned.elapsed() < Duration::from_secs(20), "it does not sleep");
+        };
+        let found = Instant::now();
+        std::thread::sleep(Duration::from_millis(50));
+        let again = measure(pid, is_sleep).unwrap();
+        assert!(again.began <= found + Duration::from_millis(20), "{:?} late", again.began - found);
+        assert_eq!(again.count, sleep.count);
+        assert!(measure(pid, |_, _| false).is_none());
+        seize(pid, 0).unwrap();
+        interrupt(pid).unwrap();
+        let stopped = wait_stop(pid).unwrap();
+        let _read = stopped.registers().unwrap();
+        assert!(again.lasted_until_stop(pid));
+        stopped.resume(0).unwrap();
+        interrupt(pid).unwrap();
+        let stopped = wait_stop(pid).unwrap();
+        let _read = stopped.registers().unwrap();
+        assert!(!again.lasted_until_stop(pid), "another sleep");
+        drop(stopped.detach(0));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
