@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
+use tern_tests::cluster::fault_injection::wait_until;
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::Running;
 
@@ -195,5 +196,61 @@ fn process_blocked_with_a_delegation_can_move() -> Result<()> {
     running.close_input();
     let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(pid))?;
     ensure!(end.status == 0 && end.out.ends_with(b"True\n"), "{end:?}");
+    Ok(())
+}
+
+/// One thread polls with a time limit, and gets its event when the other has read to the end of its
+/// input.
+const POLL_PROGRAM: &str = r#"
+import os, select, threading, time
+source, sink = os.pipe()
+poll = select.poll()
+poll.register(source, select.POLLIN)
+def wait():
+    begun = time.monotonic()
+    print(poll.poll(60_000) == [(source, select.POLLIN)], time.monotonic() - begun < 50)
+waiter = threading.Thread(target=wait)
+waiter.start()
+print("waits", flush=True)
+os.read(0, 1)
+os.write(sink, b"x")
+waiter.join()
+"#;
+
+/// After a stop and SIGCONT the kernel continues a poll by restart_syscall, of which only this kernel
+/// knows the rest. A process that leaves home in such a poll, or stopped in a poll, gets its events.
+#[test]
+fn process_that_was_stopped_in_a_poll_gets_its_events() -> Result<()> {
+    let cluster = Cluster::with_nodes("stopped-poll", 2)?;
+    for continues_first in [true, false] {
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", r#"exec 3<&0; "$@" <&3 & echo $! >&2; wait $!"#, "sh"]);
+        command.args(["mosrun", "-L", "python3", "-c", POLL_PROGRAM]);
+        let mut running = Running::start(&mut command, false)?;
+        let pid = running.pid;
+        running.await_output("waits")?;
+        let script = format!("cat /proc/{pid}/task/*/syscall");
+        let await_call = |nr: i64| {
+            let is_made = || {
+                let calls = cluster.run(1, &["sh", "-c", &script]).unwrap_or_default();
+                String::from_utf8_lossy(&calls).lines().any(|line| line.starts_with(&format!("{nr} ")))
+            };
+            wait_until(&format!("a thread is in call {nr}"), Duration::from_secs(20), is_made)
+        };
+        let signal = |name: &str| cluster.run(1, &["kill", name, &pid.to_string()]).map(drop);
+        await_call(libc::SYS_poll)?;
+        signal("-STOP")?;
+        await_stop(&cluster, pid, true)?;
+        if continues_first {
+            signal("-CONT")?;
+            await_call(libc::SYS_restart_syscall)?;
+        }
+        let moved = cluster.migrate(pid, "2").map(drop);
+        signal("-CONT")?;
+        running.close_input();
+        let end = running.finish(Duration::from_secs(30)).with_context(|| cluster.diagnostics(pid))?;
+        moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+        ensure!(end.status == 0 && end.out.ends_with(b"True True\n"), "{end:?}");
+    }
     Ok(())
 }

@@ -25,7 +25,7 @@ use tern_migrate::message::CallRequest;
 use tern_syscall::{Timeout, row, waits_here};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::procfs::{self, Sleep, SleepMeter};
-use tern_tracee::registers::restart;
+use tern_tracee::registers::{Registers, restart};
 use tern_tracee::stop::{EXIT_KILL, FOLLOW};
 use tern_tracee::{Error, Memory, Result};
 
@@ -77,10 +77,18 @@ impl Shim {
 }
 
 impl Thread {
-    /// The thread has just stopped. Its recorded sleep is forgotten if it has run since.
-    pub(crate) fn confirm_sleep(&mut self) {
+    /// The thread has just stopped with these registers. Its recorded sleep is forgotten if it has run
+    /// since. If it was in a call that its kernel had continued by restart_syscall, the registers are
+    /// changed to those of the call that the program made: another kernel cannot continue it, and a
+    /// deputy's kernel would do so with memory that has left.
+    pub(crate) fn confirm_sleep(&mut self, registers: &mut Registers) {
         let tid = self.tid.0;
         self.sleep.take_if(|sleep| !sleep.lasted_until_stop(tid));
+        if let Some(sleep) = self.sleep
+            && registers.restart_code() == Some(restart::BLOCK)
+        {
+            registers.orig_rax = sleep.nr.into();
+        }
     }
 }
 

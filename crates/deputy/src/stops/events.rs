@@ -78,8 +78,9 @@ impl Shim {
             // A group stop is as good as any other.
             (Stop::Group(_), _) if wanted => {
                 if !away && !drains {
+                    // A call that fails with EINTR does so natively too.
                     let mut registers = stopped.registers()?;
-                    process.thread(tid)?.confirm_sleep();
+                    process.thread(tid)?.confirm_sleep(&mut registers);
                     if registers.restart_from_start() {
                         stopped.set_registers(&registers)?;
                     }
@@ -182,9 +183,9 @@ fn is_ignored(tid: HomePid, signal: i32) -> bool {
 fn repair_thread(process: &mut Process, tid: HomePid, stopped: &Stopped, stays_stopped: bool) -> Result<()> {
     let mut registers = stopped.registers()?;
     let before = registers;
-    crate::signals::verdict::repair_interrupted_call(&mut registers);
     let thread = process.thread(tid)?;
-    thread.confirm_sleep();
+    thread.confirm_sleep(&mut registers);
+    crate::signals::verdict::repair_interrupted_call(&mut registers);
     if stays_stopped && let Some(cut) = remainder(&mut registers, thread.partial) {
         thread.partial = Some(cut);
     }

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// A sleep of a thread in a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sleep {
+    /// The number of the call. If the kernel has continued the call by restart_syscall after a stop,
+    /// that of the call which the program made.
+    pub nr: u32,
     /// When it began, or later: never earlier.
     pub began: Instant,
     /// How often the thread has gone to sleep.
@@ -38,10 +41,15 @@ pub struct SleepMeter {
 
 impl SleepMeter {
     /// The sleep of a thread that is not stopped, if it sleeps in a call with a number and arguments
-    /// that are wanted. `None` also if the kernel does not show it, or if this thread may not run on
-    /// the other thread's CPU.
+    /// that are wanted, or in one that the kernel has continued by restart_syscall. `None` also if the
+    /// kernel does not show it, or if this thread may not run on the other thread's CPU.
     pub fn sleep_of(&mut self, tid: i32, is_wanted: impl Fn(u32, &[u64; 6]) -> bool) -> Option<Sleep> {
-        blocked_in(tid).filter(|(nr, args)| is_wanted(*nr, args))?;
+        let (nr, args) = blocked_in(tid)?;
+        let nr = if i64::from(nr) == libc::SYS_restart_syscall {
+            restarted_call(tid)?
+        } else {
+            Some(nr).filter(|nr| is_wanted(*nr, &args))?
+        };
         let Schedule { ran_at, sleeps } = Schedule::of(&tid.to_string())?;
         let cpu = super::stat(tid).ok()?.field(39) as usize;
         let (clock, read_at) = (*self.clocks.entry(cpu).or_insert_with(|| cpu_clock(cpu)))?;
@@ -50,7 +58,7 @@ impl SleepMeter {
         } else {
             read_at.checked_sub(Duration::from_nanos(clock - ran_at))
         };
-        Some(Sleep { began: began?, count: sleeps })
+        Some(Sleep { nr, began: began?, count: sleeps })
     }
 }
 
@@ -64,6 +72,15 @@ fn blocked_in(tid: i32) -> Option<(u32, [u64; 6])> {
         *arg = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
     }
     Some((nr, args))
+}
+
+/// The call that a thread continues by restart_syscall, if it is not a sleep: the function in which it
+/// waits shows that.
+fn restarted_call(tid: i32) -> Option<u32> {
+    let waits_in = read_all(&format!("/proc/{tid}/wchan")).ok()?;
+    let waits_in = std::str::from_utf8(&waits_in).ok()?;
+    let calls = [("poll", libc::SYS_poll), ("futex", libc::SYS_futex)];
+    calls.iter().find(|(name, _)| waits_in.contains(name)).map(|(_, nr)| *nr as u32)
 }
 
 /// A reading of the clock of a CPU. It is that of this thread's last time slice there, and so may be
