@@ -123,8 +123,7 @@ impl Call {
     }
 
     /// Subtracts elapsed time from the call's timeout, before the call is repeated after an
-    /// interruption that did not update the timeout. The result is at least zero; a call with
-    /// timeout zero only polls.
+    /// interruption. The result is at least zero; a call with timeout zero only polls.
     pub fn subtract_elapsed(&mut self, passed: Duration) {
         let Some(wait) = table::row(self.nr).and_then(|row| row.wait) else { return };
         match wait.timeout {
@@ -135,14 +134,16 @@ impl Call {
                     *value = left.saturating_sub(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX));
                 }
             }
-            Timeout::Timespec(arg) => {
+            Timeout::Timespec(arg) | Timeout::TimeLeft(arg) => {
+                // select(2) has a struct timeval.
+                let units = if i64::from(self.nr) == libc::SYS_select { 1_000_000 } else { 1_000_000_000 };
                 if let Arg::Bytes(bytes) = &mut self.args[usize::from(arg)]
                     && let Ok(words) = <&mut [u8; 16]>::try_from(bytes.as_mut_slice())
                 {
-                    *words = subtract(*words, passed);
+                    *words = subtract(*words, passed, units);
                 }
             }
-            Timeout::None | Timeout::TimeLeft(_) | Timeout::Absolute(_) => {}
+            Timeout::None | Timeout::Absolute(_) => {}
         }
     }
 }
@@ -155,15 +156,18 @@ impl Outcome {
     }
 }
 
-/// Subtracts elapsed time from a timespec. An invalid one is left unchanged.
-fn subtract(timespec: [u8; 16], passed: Duration) -> [u8; 16] {
-    let words = u128::from_le_bytes(timespec);
-    let (seconds, nanos) = (words as i64, (words >> 64) as i64);
-    let (Ok(whole), Ok(part @ 0..1_000_000_000)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
-        return timespec;
-    };
-    let left = Duration::new(whole, part).saturating_sub(passed);
-    (u128::from(left.as_secs()) | u128::from(left.subsec_nanos()) << 64).to_le_bytes()
+/// Subtracts elapsed time from a timespec or timeval, which has so many units in a second. An invalid
+/// one is left unchanged.
+fn subtract(time: [u8; 16], passed: Duration, units: u32) -> [u8; 16] {
+    let words = u128::from_le_bytes(time);
+    let (seconds, part) = (words as i64, (words >> 64) as i64);
+    let (Ok(whole), Ok(part)) = (u64::try_from(seconds), u32::try_from(part)) else { return time };
+    if part >= units {
+        return time;
+    }
+    let nanos_per_unit = 1_000_000_000 / units;
+    let left = Duration::new(whole, part * nanos_per_unit).saturating_sub(passed);
+    (u128::from(left.as_secs()) | u128::from(left.subsec_nanos() / nanos_per_unit) << 64).to_le_bytes()
 }
 
 #[cfg(test)]
@@ -206,6 +210,19 @@ mod tests {
         let mut c = call(libc::SYS_semtimedop, args);
         c.subtract_elapsed(Duration::from_millis(500));
         assert_eq!(c.args[3], timespec(2, 1_000_000_000), "the kernel is to refuse it itself");
+    }
+
+    #[test]
+    fn elapsed_time_shortens_the_time_left_in_its_units() {
+        let mut args = [0; 6].map(Arg::Value);
+        args[4] = timespec(1, 999_999);
+        let mut c = call(libc::SYS_select, args.clone());
+        c.subtract_elapsed(Duration::from_millis(1500));
+        assert_eq!(c.args[4], timespec(0, 499_999));
+        args[4] = timespec(1, 1_000_000);
+        let mut c = call(libc::SYS_select, args);
+        c.subtract_elapsed(Duration::from_millis(1500));
+        assert_eq!(c.args[4], timespec(1, 1_000_000), "the kernel is to refuse it itself");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Draining threads: threads of a process at home whose deputy still makes their last call.
+//! Draining threads: threads of a process at home whose deputy still makes their last call, or a wait
+//! in which the process is to leave ([`super::home_wait`]).
 //!
 //! The rest of such a call, for example how long a sleep still lasts, is known only to the kernel,
 //! in the state of the deputy thread. So the thread keeps its mailbox, and the process its reserved

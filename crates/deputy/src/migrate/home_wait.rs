@@ -2,7 +2,8 @@
 //!
 //! The kernel ends a wait such as epoll_wait with EINTR when the shim stops the thread, and keeps no
 //! record of the time that is left. It has one for poll, but only this kernel can use it, and only
-//! with the memory that is about to leave. So the deputy takes such a wait over for the rest of its
+//! with the memory that is about to leave. It writes what is left of a ppoll or select, which then does
+//! not count the time of the stop. So the deputy takes such a wait over for the rest of its
 //! time before anything of the process leaves. The thread is draining from then on
 //! ([`super::draining`]), as if it had come home in this call, also if the process stays.
 //!
@@ -11,6 +12,7 @@
 //!
 //! Since when the thread waits is measured before the first stop ([`SleepMeter`]).
 
+use crate::migrate::syscall_restart::has_time_left;
 use crate::process::Process;
 use crate::process::mailbox::Mailbox;
 use crate::process::thread::{Draining, Thread};
@@ -39,7 +41,7 @@ fn loses_timeout(nr: u32, args: &[u64; 6]) -> bool {
     let Some(wait) = row(nr).and_then(|row| row.wait).filter(|_| !waits_here(nr, args)) else { return false };
     match wait.timeout {
         Timeout::Millis(arg) => args[usize::from(arg)] as i32 > 0,
-        Timeout::Timespec(arg) => args[usize::from(arg)] != 0,
+        Timeout::Timespec(arg) | Timeout::TimeLeft(arg) => args[usize::from(arg)] != 0,
         _ => may_have_socket_timeout(nr),
     }
 }
@@ -83,6 +85,7 @@ impl Thread {
     /// deputy's kernel would do so with memory that has left.
     pub(crate) fn confirm_sleep(&mut self, registers: &mut Registers) {
         let tid = self.tid.0;
+        self.stopped_at = Some(Instant::now());
         self.sleep.take_if(|sleep| !sleep.lasted_until_stop(tid));
         if let Some(sleep) = self.sleep
             && registers.restart_code() == Some(restart::BLOCK)
@@ -171,7 +174,10 @@ impl Process {
         // A call that cannot be made by the deputy fails when the program makes it again.
         let Ok(mut request) = self.remainder_request(&registers, FIRST_CALL, 0) else { return Ok(None) };
         let now = Instant::now();
-        let began = thread.sleep.map_or(now, |sleep| sleep.began.min(now));
+        let stopped_at = thread.stopped_at.unwrap_or(now);
+        // The kernel has written what was left at the stop.
+        let measured = thread.sleep.filter(|_| !has_time_left(&request.call));
+        let began = measured.map_or(stopped_at, |sleep| sleep.began).min(now);
         request.call.subtract_elapsed(now - began);
         let since = if may_have_socket_timeout(nr) { began } else { now };
         Ok(request.call.clone().lay_out().is_ok().then_some((request, since)))

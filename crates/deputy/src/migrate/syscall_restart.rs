@@ -143,6 +143,7 @@ impl Process {
         if cut_short
             || (interrupted && !whole)
             || code == restart::BLOCK
+            || (code == restart::NOHAND && has_time_left(&current.request.call))
             || (code == -i64::from(libc::EINTR) && fails_with_eintr(nr))
         {
             return Ok(CallResolution::Drain(stopped, registers));
@@ -269,6 +270,13 @@ fn carries_mask(memory: &Memory, registers: &Registers) -> bool {
     let nr = registers.call().unwrap_or_default() as u32;
     let gathered = gather(nr, &registers.arguments(), &mut HomeMemory(memory));
     gathered.is_ok_and(|gathered| gathered.call.mask().is_some())
+}
+
+/// Whether a call has a timeout of which the kernel returns the rest. That rest does not count the
+/// time of a stop.
+pub(crate) fn has_time_left(call: &tern_syscall::Call) -> bool {
+    let timeout = tern_syscall::row(call.nr).and_then(|row| row.wait).map(|wait| wait.timeout);
+    matches!(timeout, Some(tern_syscall::Timeout::TimeLeft(_))) && !has_no_timeout(call)
 }
 
 /// Whether a call may have a timeout that has partly elapsed. True for all calls that wait, except

@@ -4,6 +4,7 @@ use crate::calls::current::CurrentCall;
 use crate::process::mailbox::Mailbox;
 use crate::signals::hold::HeldSignals;
 use std::collections::VecDeque;
+use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::ThreadImage;
 use tern_migrate::Partial;
@@ -36,6 +37,8 @@ pub(crate) struct Thread {
     pub(crate) partial: Option<Partial>,
     /// The sleep in which it was found before it was stopped at home. For `migrate::home_wait` only.
     pub(crate) sleep: Option<Sleep>,
+    /// When it was last stopped at home. For `migrate::home_wait` only.
+    pub(crate) stopped_at: Option<Instant>,
     /// A call that waits for an internal call to finish.
     pub(crate) queued_call: Option<CallRequest>,
     /// A signal mask that the deputy is to set as soon as it is idle.
@@ -91,6 +94,7 @@ impl Thread {
             held: HeldSignals::default(),
             partial: None,
             sleep: None,
+            stopped_at: None,
             queued_call: None,
             pending_mask: None,
             stop_wanted: false,

@@ -11,6 +11,7 @@
 //! the guest after the signal, and the guest's kernel restarts the call or fails it with EINTR, as
 //! natively.
 
+use crate::migrate::syscall_restart::has_time_left;
 use crate::process::Process;
 use crate::process::blob;
 use crate::process::space::HomeSpace;
@@ -161,8 +162,9 @@ impl Process {
     }
 
     /// Resumes a deputy from a stop that its program must not notice. The kernel restarts most
-    /// interrupted calls by itself. A transfer that was cut short is continued, and a call that the
-    /// kernel fails with EINTR is made again, with the rest of its timeout.
+    /// interrupted calls by itself. A transfer that was cut short is continued. A call that the kernel
+    /// fails with EINTR, or whose timeout it would prolong by the time of the stop, is made again with
+    /// the rest of its timeout.
     ///
     /// # Errors
     /// If it is gone.
@@ -189,10 +191,11 @@ impl Process {
             stopped.set_registers(&registers)?;
             return stopped.resume(0);
         }
+        let result = registers.rax.cast_signed();
         if in_call
-            && registers.rax.cast_signed() == -i64::from(libc::EINTR)
             && let (Some(current), Some(mailbox)) = (&mut thread.current, &mut thread.mailbox)
-            && fails_with_eintr(current.request.call.nr)
+            && (result == -i64::from(libc::EINTR) && fails_with_eintr(current.request.call.nr)
+                || result == restart::NOHAND && has_time_left(&current.request.call))
         {
             let mut call = current.request.call.clone();
             call.subtract_elapsed(current.posted_at.elapsed());
