@@ -9,6 +9,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+/// How often a CPU's clock is read until this thread is not interrupted meanwhile.
+const MAX_CLOCK_READINGS: u32 = 20;
+
 /// A sleep of a thread in a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sleep {
@@ -83,8 +86,9 @@ fn restarted_call(tid: i32) -> Option<u32> {
     calls.iter().find(|(name, _)| waits_in.contains(name)).map(|(_, nr)| *nr as u32)
 }
 
-/// A reading of the clock of a CPU. It is that of this thread's last time slice there, and so may be
-/// some milliseconds slow.
+/// A reading of the clock of a CPU. It is at most a tick of the kernel (10 ms) slow: this thread was
+/// not interrupted for longer, or its own time of running would have changed meanwhile. `None` if the
+/// CPU is too busy for that.
 fn cpu_clock(cpu: usize) -> Option<(u64, Instant)> {
     if cpu >= CpuSet::MAX_CPU {
         return None;
@@ -92,7 +96,12 @@ fn cpu_clock(cpu: usize) -> Option<(u64, Instant)> {
     let mut only = CpuSet::new();
     only.set(cpu);
     sched_setaffinity(None, &only).ok()?;
-    Schedule::of("thread-self").map(|own| (own.ran_at, Instant::now()))
+    (0..MAX_CLOCK_READINGS).find_map(|_| {
+        let own = Schedule::of("thread-self")?;
+        let read_at = Instant::now();
+        let is_undisturbed = Schedule::of("thread-self")?.ran_at == own.ran_at;
+        is_undisturbed.then_some((own.ran_at, read_at))
+    })
 }
 
 /// The kernel's scheduling statistics of a thread.
