@@ -156,8 +156,8 @@ impl Identifier {
         fs::read(self.hash_note(meta)).ok()?.try_into().ok().map(ContentHash)
     }
 
-    /// Computes the hash of a file's content, and keeps it if the file is settled.
-    fn hash(&self, file: &FileContent, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
+    /// Computes the hash of a file's content, and keeps it for other processes if `is_kept`.
+    fn hash(&self, file: &FileContent, meta: &fs::Metadata, is_kept: bool) -> io::Result<ContentHash> {
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; PIECE_BYTES];
         let mut at = 0;
@@ -170,7 +170,7 @@ impl Identifier {
             at += n as u64;
         }
         let hash = ContentHash(*hasher.finalize().as_bytes());
-        if settled {
+        if is_kept {
             // A failure to write the cache only costs time later.
             let _unwritable = fs::create_dir_all(self.cache_dir.join("hashes"))
                 .and_then(|()| fs::write(self.hash_note(meta), hash.0));
@@ -231,14 +231,16 @@ impl Identifier {
             return identified(reference(meta.size(), hash, shareable, None), stamped, descriptor, None);
         }
         let content = self.content(m, &found, descriptor).map_err(unreadable)?;
+        let is_proven = !matches!(content, FileContent::ShownByProcess(_));
+        let shareable = shareable && is_proven;
         if settled || meta.size() > MAX_COPY_BYTES {
-            let hash = self.hash(&content, &meta, settled).map_err(unreadable)?;
+            let hash = self.hash(&content, &meta, settled && is_proven).map_err(unreadable)?;
             return identified(reference(meta.size(), hash, shareable, None), stamped, descriptor, None);
         }
         let copy = copy(&content).map_err(unreadable)?;
         let size = copy.metadata().map_err(unreadable)?.size();
         let content = copy.try_clone().map_err(unreadable)?.into();
-        let hash = self.hash(&content, &meta, settled).map_err(unreadable)?;
+        let hash = self.hash(&content, &meta, false).map_err(unreadable)?;
         identified(reference(size, hash, shareable, None), stamped, descriptor, Some(copy))
     }
 }

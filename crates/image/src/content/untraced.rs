@@ -27,6 +27,9 @@ use tern_tracee::{Memory, PAGE};
 pub enum FileContent {
     /// Read by read(2).
     File(File),
+    /// The file as a running process shows it, copied. The process may have exchanged the mapping
+    /// meanwhile, so only this process may get it as the file.
+    ShownByProcess(File),
     /// Read through memory.
     Mapping(FileMapping),
 }
@@ -40,7 +43,7 @@ impl From<File> for FileContent {
 impl FileContent {
     pub(super) fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         match self {
-            Self::File(file) => file.read_at(into, offset),
+            Self::File(file) | Self::ShownByProcess(file) => file.read_at(into, offset),
             Self::Mapping(mapping) => mapping.read_at(into, offset),
         }
     }
@@ -94,7 +97,7 @@ impl Identifier {
     ) -> io::Result<FileContent> {
         let meta = found.metadata()?;
         if let Some(copy) = self.copy_from_memory(m, &meta) {
-            return Ok(copy.into());
+            return Ok(FileContent::ShownByProcess(copy));
         }
         if let Some(file) = descriptor.and_then(|number| self.duplicate(number, &meta))
             && let Ok(mapping) = FileMapping::map(file.as_fd(), meta.size())
