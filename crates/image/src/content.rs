@@ -94,6 +94,9 @@ pub struct HomeFiles {
     generation: u64,
     /// Shared memory objects that move together with the processes that share them.
     pub objects: HashSet<ObjectId>,
+    /// Objects that the process has mapped. Its guest does not have their content yet, and a child does
+    /// not inherit them.
+    pub new_objects: HashSet<ObjectId>,
 }
 
 /// The work of a worker.
@@ -243,6 +246,12 @@ impl HomeFiles {
         identified.filter(|identified| identified.file.is_object || !is_object)
     }
 
+    /// Whether the process shares this object, or is about to share it.
+    #[must_use]
+    pub fn uses_object(&self, id: ObjectId) -> bool {
+        self.objects.contains(&id) || self.new_objects.contains(&id)
+    }
+
     /// Opens the object behind a mapping of shared memory.
     ///
     /// # Errors
@@ -299,6 +308,7 @@ impl HomeFiles {
         self.identified.clear();
         self.others.clear();
         self.objects.clear();
+        self.new_objects.clear();
     }
 
     /// Sets the objects that move together with the processes that share them.
@@ -338,7 +348,7 @@ impl IdentifiedFile {
 impl FileIdentifier for HomeFiles {
     /// Whether all processes that share the memory move together is checked when they are stopped.
     fn moves_with_sharers(&self, m: &Mapping) -> bool {
-        writes_are_visible_to_others(m) || m.shared && self.objects.contains(&object::id(m))
+        writes_are_visible_to_others(m) || m.shared && self.uses_object(object::id(m))
     }
 
     /// For a file that has not been identified, returns `None`, and notes the file for

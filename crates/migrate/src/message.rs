@@ -146,8 +146,8 @@ pub struct CallRequest {
     /// If the call opens a file of /proc about the program's own memory: its content as seen on the
     /// guest's node, where the memory is.
     pub procfs_view: Option<ByteBuf>,
-    /// If the call closes a descriptor: shared memory that the process has mapped, and maps no more.
-    pub unmapped_objects: Vec<ObjectId>,
+    /// If the call closes a descriptor: the shared memory whose content must be at home after that.
+    pub to_publish: Vec<ObjectId>,
 }
 
 /// The result of a [`CallRequest`].

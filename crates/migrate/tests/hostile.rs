@@ -23,7 +23,7 @@ fn call(nr: i64, args: [Arg; 6]) -> Message {
         max_prefetch: 0,
         call,
         procfs_view: None,
-        unmapped_objects: vec![(1, 2)],
+        to_publish: vec![(1, 2)],
     }))
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn internal_call(call: tern_syscall::Call) -> CallRequest {
         max_prefetch: 0,
         call,
         procfs_view: None,
-        unmapped_objects: Vec::new(),
+        to_publish: Vec::new(),
     }
 }
 

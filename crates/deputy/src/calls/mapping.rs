@@ -6,6 +6,7 @@ use crate::shim::Shim;
 use crate::shm::mapped_away::Pieces;
 use crate::waker::Waker;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_image::content::Progress;
 use tern_image::layout::{self, FileIdentifier};
@@ -14,6 +15,9 @@ use tern_migrate::message::Mapped;
 use tern_syscall::Arg;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{PAGE, procfs};
+
+/// How long a file may take to become shared memory. Its process then maps it at home.
+const MAX_SHARING: Duration = Duration::from_secs(10);
 
 /// How often a worker is asked to identify the file that one call has mapped. It is asked again
 /// because another thread's call may have changed the mapping meanwhile.
@@ -24,8 +28,8 @@ const MAX_FILE_REQUESTS: u32 = 3;
 pub(super) struct DescribedMapping {
     /// The file.
     pub(super) mapped: Option<Mapped>,
-    /// The file is becoming shared memory: the guest gets its content.
-    is_new_object: bool,
+    /// Since when the file has been becoming shared memory, if it is.
+    shared_since: Option<Instant>,
     /// The mapping itself (start, length) if it is redundant.
     pub(super) surplus: Option<(u64, u64)>,
     /// The program can use such a mapping only at home.
@@ -44,8 +48,8 @@ enum Sharing {
 
 impl Shim {
     /// The mapping that a thread's finished mmap has made; nothing if it is another call. Pending while
-    /// a worker identifies or reads the file, or while another thread's mmap makes it shared memory.
-    /// The main loop is woken then.
+    /// a worker identifies or reads the file, or while a file that another thread has mapped becomes
+    /// shared memory. The main loop is woken then.
     pub(super) fn finished_mapping(&mut self, tid: HomePid) -> Poll<DescribedMapping> {
         let waker = self.waker.clone();
         let described = match self.current_call(tid).and_then(|current| current.mapping.take()) {
@@ -56,17 +60,25 @@ impl Shim {
             },
         };
         let Poll::Ready(mut described) = described else { return Poll::Pending };
-        let Some(Mapped::File(file)) = &described.mapped else { return Poll::Ready(described) };
-        let id = (file.device, file.inode);
-        if !file.is_object || self.shared_memory.contains(id) && !described.is_new_object {
-            if !file.is_object || !self.is_becoming_object(id) {
+        let object = match &described.mapped {
+            Some(Mapped::File(file)) if file.is_object => (file.device, file.inode),
+            _ => return Poll::Ready(described),
+        };
+        if described.shared_since.is_some() || !self.is_sharing_a_file() {
+            if described.shared_since.is_none() && self.shared_memory.contains(object) {
+                // Two files may have the same device and inode in the list of mappings.
+                described.home_only |= !self.maps_object(tid, object);
                 return Poll::Ready(described);
             }
-        } else {
-            described.is_new_object = true;
-            match self.share_mapped_file(tid, id) {
-                Poll::Ready(content) => return Poll::Ready(self.end_sharing(tid, described, content)),
-                Poll::Pending => {}
+            let since = *described.shared_since.get_or_insert_with(Instant::now);
+            let shared = match self.share_mapped_file(tid, object) {
+                Poll::Pending if since.elapsed() > MAX_SHARING => {
+                    Poll::Ready(Err("its file system does not answer".into()))
+                }
+                shared => shared,
+            };
+            if let Poll::Ready(content) = shared {
+                return Poll::Ready(self.end_sharing(tid, described, content));
             }
         }
         if let Some(current) = self.current_call(tid) {
@@ -75,14 +87,21 @@ impl Shim {
         Poll::Pending
     }
 
-    /// Whether a thread's mmap is making this object. No guest has its content yet.
-    fn is_becoming_object(&self, id: ObjectId) -> bool {
+    /// Whether a file that a thread has mapped is becoming shared memory. One at a time does.
+    fn is_sharing_a_file(&self) -> bool {
         let threads = self.processes.values().flat_map(|process| process.threads.values());
         let mut mappings = threads.filter_map(|thread| thread.current.as_ref()?.mapping.as_ref());
-        mappings.any(|mapping| {
-            let file = if let Some(Mapped::File(file)) = &mapping.mapped { Some(file) } else { None };
-            mapping.is_new_object && file.is_some_and(|file| (file.device, file.inode) == id)
-        })
+        mappings.any(|mapping| mapping.shared_since.is_some())
+    }
+
+    /// Whether the descriptor that a thread's mmap maps is of this object.
+    fn maps_object(&self, tid: HomePid, id: ObjectId) -> bool {
+        let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
+        let current = process.and_then(|process| process.threads.get(&tid)?.current.as_ref());
+        let object = process
+            .zip(current)
+            .and_then(|(process, current)| self.accessed_object(process, &current.request.call));
+        object == Some(id)
     }
 
     /// A file that a thread has mapped has become shared memory with this content, or it is to be mapped
@@ -94,14 +113,19 @@ impl Shim {
         content: Result<Pieces, String>,
     ) -> DescribedMapping {
         if let Some(Mapped::File(file)) = described.mapped.take() {
+            let id = (file.device, file.inode);
+            if let Some(process) = self.process_of_thread(tid) {
+                process.files.new_objects.remove(&id);
+                if content.is_ok() {
+                    process.files.objects.insert(id);
+                }
+            }
             match content {
-                Ok(content) => described.mapped = Some(Mapped::Shared(file, content)),
+                Ok(content) => {
+                    described.mapped = Some(Mapped::Shared(file, content));
+                }
                 Err(why) => {
                     tracing::info!(%tid, %why, "a file that it maps cannot be shared away");
-                    // A guest that repeats the call must not get an object without content.
-                    if let Some(process) = self.process_of_thread(tid) {
-                        process.files.objects.remove(&(file.device, file.inode));
-                    }
                     self.close_unused_objects();
                     described.home_only = true;
                 }
@@ -145,13 +169,13 @@ impl Process {
     pub(super) fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
         const NOTHING: Poll<DescribedMapping> = Poll::Ready(DescribedMapping {
             mapped: None,
-            is_new_object: false,
+            shared_since: None,
             surplus: None,
             home_only: false,
         });
         const AT_HOME: Poll<DescribedMapping> = Poll::Ready(DescribedMapping {
             mapped: None,
-            is_new_object: false,
+            shared_since: None,
             surplus: None,
             home_only: true,
         });
@@ -190,7 +214,7 @@ impl Process {
         let is_checked = requests > 0 || is_new_object || is_kept && !mapping.shared;
         match if is_checked { Sharing::None } else { self.sharing_of(mapping) } {
             Sharing::None => {}
-            Sharing::New => drop(self.files.objects.insert(object::id(mapping))),
+            Sharing::New => drop(self.files.new_objects.insert(object::id(mapping))),
             Sharing::AtHome => return AT_HOME,
         }
         match requests {
@@ -217,11 +241,6 @@ impl Process {
             self.own_mappings.add_placeholder((at, at + length.next_multiple_of(PAGE)));
         }
         let surplus = is_redundant.then_some((at, length));
-        Poll::Ready(DescribedMapping {
-            mapped: Some(mapped),
-            is_new_object: false,
-            surplus,
-            home_only: false,
-        })
+        Poll::Ready(DescribedMapping { mapped: Some(mapped), shared_since: None, surplus, home_only: false })
     }
 }

@@ -178,7 +178,7 @@ impl Process {
             max_prefetch: 0,
             call: call.map_err(inconsistent)?.call,
             procfs_view: None,
-            unmapped_objects: Vec::new(),
+            to_publish: Vec::new(),
         })
     }
 }

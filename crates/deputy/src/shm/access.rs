@@ -6,15 +6,28 @@ use crate::process::Process;
 use crate::shim::Shim;
 use crate::shm::openers::{Opener, file_id};
 use std::collections::{BTreeSet, HashSet};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
 use tern_migrate::message::{CallRequest, Message};
-use tern_syscall::{Arg, Arguments, Call, Shape};
+use tern_syscall::{Arg, Arguments, Call, MessageBuffer, Shape, SocketMessage};
 use tern_tracee::registers::restart;
+
+/// The name of an object, as the kernel reports it.
+fn object_name(object: &File) -> PathBuf {
+    std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd())).unwrap_or_default()
+}
+
+/// Whether a call sends a message with control data, which may contain descriptors.
+fn passes_descriptors(call: &Call) -> bool {
+    let has_control = |message: &SocketMessage| matches!(message.control, MessageBuffer::Bytes(_));
+    let is_send = [libc::SYS_sendmsg, libc::SYS_sendmmsg].contains(&i64::from(call.nr));
+    is_send && matches!(&call.args[1], Arg::Messages(messages) if messages.iter().any(has_control))
+}
 
 /// Whether an mmap is shared. A private mapping would get home's content.
 fn maps_shared(mmap: &Call) -> bool {
@@ -48,16 +61,21 @@ impl Shim {
     /// is away. This is the calling process, or another sharer if the caller has only inherited the
     /// descriptor.
     ///
-    /// A sharer may map the object again, shared: its node has the content. A close counts if its process has
-    /// unmapped the object: a program usually does both before it tells another process that the file is
-    /// written.
+    /// A sharer may map the object again, shared: its node has the content. Whether a close counts is
+    /// said by the guest's node, which knows what is still mapped.
     pub(crate) fn sharer_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
+        if self.shared_memory.is_empty() {
+            return None;
+        }
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
+        if passes_descriptors(&request.call) && self.has_object_with_descriptor(process) {
+            return Some(process.pid);
+        }
         let accessed = self.accessed_object(process, &request.call)?;
-        let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&accessed);
+        let shares = |process: &&Process| process.is_away() && process.files.uses_object(accessed);
         match i64::from(request.call.nr) {
             libc::SYS_mmap if shares(&process) && maps_shared(&request.call) => None,
-            libc::SYS_close => request.unmapped_objects.contains(&accessed).then_some(process.pid),
+            libc::SYS_close => request.to_publish.contains(&accessed).then_some(process.pid),
             _ => {
                 let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
                 sharer.map(|process| process.pid)
@@ -65,8 +83,19 @@ impl Shim {
         }
     }
 
+    /// Whether a process away shares memory of which it may have a descriptor. Another process that
+    /// gets the descriptor could map the memory at home.
+    fn has_object_with_descriptor(&self, process: &Process) -> bool {
+        let objects = process.files.objects.iter().filter_map(|id| self.shared_memory.objects().get(*id));
+        process.is_away()
+            && objects.map(|file| object_name(file)).any(|name| {
+                !name.as_os_str().as_bytes().starts_with(b"/dev/zero")
+                    && !name.as_os_str().as_bytes().starts_with(b"/SYSV")
+            })
+    }
+
     /// The object that a call of this process reads, writes, maps or closes by a descriptor.
-    pub(super) fn accessed_object(&self, process: &Process, call: &Call) -> Option<ObjectId> {
+    pub(crate) fn accessed_object(&self, process: &Process, call: &Call) -> Option<ObjectId> {
         const ACCESSING_CALLS: [i64; 22] = [
             libc::SYS_close,
             libc::SYS_read,
@@ -91,7 +120,10 @@ impl Shim {
             libc::SYS_fadvise64,
             libc::SYS_vmsplice,
         ];
-        if self.shared_memory.is_empty() || !ACCESSING_CALLS.contains(&i64::from(call.nr)) {
+        // A seal would have to be set on the copy of the guest's node.
+        let seals = i64::from(call.nr) == libc::SYS_fcntl
+            && call.args[1] == Arg::Value(libc::F_ADD_SEALS.cast_unsigned().into());
+        if self.shared_memory.is_empty() || !seals && !ACCESSING_CALLS.contains(&i64::from(call.nr)) {
             return None;
         }
         let Some(Arguments::Fixed(shapes)) = tern_syscall::row(call.nr).map(|row| row.arguments) else {
@@ -145,7 +177,7 @@ impl Shim {
     /// process has open (a Java machine unlinks its own before it ends).
     fn is_unreachable(&mut self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
         let Some(file) = self.shared_memory.objects().get(id) else { return false };
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+        let name = object_name(file);
         let name = name.as_os_str().as_bytes();
         if name.starts_with(b"/dev/zero") {
             return true;

@@ -5,6 +5,7 @@
 
 use super::openers::{Opener, find_opener};
 use super::sharers::scan_shared_maps;
+use crate::calls::current::CurrentCall;
 use crate::process::state::State;
 use crate::shim::Shim;
 use std::collections::{BTreeSet, HashSet};
@@ -20,6 +21,9 @@ use tern_tracee::procfs;
 
 /// Maximum content of such a file, in bytes, without holes: it is sent in one message.
 const MAX_CONTENT: u64 = 4 << 20;
+
+/// Maximum number of objects of a process that shares one more.
+const MAX_OBJECTS: usize = 256;
 
 /// Maximum length of a piece of the content, in bytes.
 const MAX_PIECE: u64 = 256 << 10;
@@ -45,16 +49,20 @@ impl Shim {
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
         let process = process.ok_or_else(gone)?;
         let pid = process.pid;
-        // The second applies if another thread's mmap of the file has failed.
-        if !matches!(process.state, State::Away) || !process.files.objects.contains(&id) {
+        if !matches!(process.state, State::Away) {
             return Err("its process is on its way".into());
         }
         if !self.shared_memory.contains(id) {
             let maps = procfs::maps(process.memory.pid()).map_err(|error| error.to_string())?;
             let mapping = maps.iter().find(|m| m.shared && object::id(m) == id).ok_or_else(gone)?;
             let open = process.files.object_opener(mapping);
+            let open = move || open().and_then(check_file_system);
             let is_nameless = mapping.name.starts_with(b"/dev/zero");
             // The kernel opens anonymous memory at once. A file's server may delay an open.
+            // munmap is not noticed, so the files of a process away only become more.
+            if !is_nameless && process.files.objects.len() >= MAX_OBJECTS {
+                return Err("it has mapped too many".into());
+            }
             let opened = if is_nameless { Some(open()) } else { self.shared_memory.open_in_worker(id, open) };
             let Some(opened) = opened else { return Ok(Poll::Pending) };
             opened.and_then(|file| self.track_object(id, file)).map_err(|error| error.to_string())?;
@@ -77,7 +85,9 @@ impl Shim {
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
         let Some(process) = process else { return false };
         let others = process.threads.values().filter(|thread| thread.tid != tid);
-        let mut calls = others.filter_map(|thread| thread.current.as_ref());
+        // An mmap of the same file waits.
+        let uses = |call: &&CurrentCall| i64::from(call.request.call.nr) != libc::SYS_mmap;
+        let mut calls = others.filter_map(|thread| thread.current.as_ref()).filter(uses);
         calls.any(|current| self.accessed_object(process, &current.request.call) == Some(id))
     }
 }
@@ -103,6 +113,17 @@ pub(super) fn read_unshared(
         Opener::Pending | Opener::Unknown => return Err("another process may have it open".into()),
     }
     read(file).map_err(|error| error.to_string())
+}
+
+/// The file, unless its file system may answer late, or other machines may change the file.
+fn check_file_system(file: File) -> io::Result<File> {
+    // statfs(2), FUSE, NFS, SMB, CIFS, 9P, Ceph and AFS.
+    const REMOTE: [u32; 8] =
+        [0x6573_5546, 0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x5346_414f, 0x6b41_4653];
+    if REMOTE.contains(&(rustix::fs::fstatfs(&file)?.f_type as u32)) {
+        return Err(io::Error::other("its file system is not local"));
+    }
+    Ok(file)
 }
 
 /// The content of a file, without holes.

@@ -115,7 +115,7 @@ impl Shim {
             return;
         }
         let processes = &self.processes;
-        self.shared_memory.retain(|id| processes.values().any(|process| process.files.objects.contains(id)));
+        self.shared_memory.retain(|id| processes.values().any(|process| process.files.uses_object(*id)));
     }
 }
 

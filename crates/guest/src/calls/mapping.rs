@@ -10,7 +10,7 @@ use tern_ids::{ContentHash, HomePid};
 use tern_image::FileRef;
 use tern_image::content::ContentCache;
 use tern_migrate::message::{CallResult, Mapped, Message};
-use tern_syscall::ByteBuf;
+use tern_syscall::{ByteBuf, reason};
 use tern_tracee::inject::{Injection, Site};
 
 impl Thread {
@@ -44,7 +44,8 @@ impl Thread {
             && let Err(error) = create_object(cache, &file, content.as_deref())
         {
             tracing::warn!(pid = %process.pid, %error, "memory that is to be shared could not be created");
-            self.reply(pending.trap.id, -i64::from(libc::ENOMEM))?;
+            // Home counts on the object, so the process must not run on without it.
+            self.request_home(pending.trap, reason::SHARED_MEMORY, process, home);
             return Ok(None);
         }
         let (hash, to_open) = (file.hash, file.location.is_some() && !cache.has(&file));
@@ -178,10 +179,16 @@ fn create_object(
     file: &FileRef,
     content: Option<&[(u64, ByteBuf)]>,
 ) -> std::io::Result<()> {
-    if content.is_some() {
-        cache.objects.remove((file.device, file.inode));
+    let Some(content) = content else { return cache.objects.create(file) };
+    let id = (file.device, file.inode);
+    cache.objects.remove(id);
+    let mut pieces = content.iter();
+    let created = cache
+        .objects
+        .create(file)
+        .and_then(|()| pieces.try_for_each(|(offset, piece)| cache.objects.write(file, *offset, piece)));
+    if created.is_err() {
+        cache.objects.remove(id);
     }
-    cache.objects.create(file)?;
-    let mut pieces = content.unwrap_or_default().iter();
-    pieces.try_for_each(|(offset, piece)| cache.objects.write(file, *offset, piece))
+    created
 }

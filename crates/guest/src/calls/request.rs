@@ -77,8 +77,8 @@ impl Thread {
                 let (prelude, call) = (pending.prelude.clone(), gathered.call.clone());
                 let request = self.request(self.sync.call, prelude, call, process);
                 let closes = i64::from(pending.trap.nr) == libc::SYS_close;
-                let unmapped_objects = if closes { process.unmapped_objects() } else { Vec::new() };
-                let request = CallRequest { max_prefetch, procfs_view, unmapped_objects, ..request };
+                let to_publish = if closes { process.to_publish() } else { Vec::new() };
+                let request = CallRequest { max_prefetch, procfs_view, to_publish, ..request };
                 home.send(self.tid, Message::Call(Box::new(request)));
             }
             (None, Some(reason)) => home.send(self.tid, Message::FetchHome(reason.clone())),
@@ -133,7 +133,7 @@ impl Thread {
             max_prefetch: 0,
             call,
             procfs_view: None,
-            unmapped_objects: Vec::new(),
+            to_publish: Vec::new(),
         }
     }
 }

@@ -96,14 +96,13 @@ impl Process {
 
     /// Whether its shared memory contains a file of home that is on a disk.
     pub(crate) fn has_files_in_shared_memory(&self) -> bool {
-        let in_memory: [&[u8]; 3] = [ANONYMOUS_NAME, b"/dev/shm/", b"/memfd:"];
-        let is_on_disk = |file: &FileRef| !in_memory.iter().any(|name| file.path.starts_with(name));
-        self.mapped_files.values().any(|file| file.is_object && is_on_disk(file))
+        self.mapped_files.values().any(|file| file.is_object && !is_in_memory(file))
     }
 
-    /// The files and segments among its shared memory that it maps no more. It writes to the others
-    /// without a call.
-    pub(crate) fn unmapped_objects(&self) -> Vec<ObjectId> {
+    /// The shared memory whose content must be at home after a close of its descriptor. A program
+    /// closes a segment as soon as it has mapped it, and writes to it afterwards. But it usually closes
+    /// a file before it tells another process that the file is written, perhaps before it unmaps it.
+    pub(crate) fn to_publish(&self) -> Vec<ObjectId> {
         let is_named = |file: &&FileRef| file.is_object && file.path != ANONYMOUS_NAME;
         if !self.mapped_files.values().any(|file| is_named(&file)) {
             return Vec::new();
@@ -111,7 +110,14 @@ impl Process {
         let maps = procfs::maps(self.memory.pid()).unwrap_or_default();
         let mapped: HashSet<(u64, u64)> =
             maps.iter().filter(|m| m.shared).map(|m| (m.device, m.inode)).collect();
-        let unmapped = self.mapped_files.iter().filter(|(id, file)| is_named(file) && !mapped.contains(id));
-        unmapped.map(|(_, file)| (file.device, file.inode)).collect()
+        let named = self.mapped_files.iter().filter(|(_, file)| is_named(file));
+        let complete = named.filter(|(id, file)| !is_in_memory(file) || !mapped.contains(id));
+        complete.map(|(_, file)| (file.device, file.inode)).collect()
     }
+}
+
+/// Whether an object is in memory at home too.
+fn is_in_memory(object: &FileRef) -> bool {
+    let names: [&[u8]; 3] = [ANONYMOUS_NAME, b"/dev/shm/", b"/memfd:"];
+    names.iter().any(|name| object.path.starts_with(name))
 }

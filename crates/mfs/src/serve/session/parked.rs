@@ -104,7 +104,8 @@ impl ParkedObject {
         Some(parked)
     }
 
-    /// Opens the object again, whatever rights the caller has: the same session held it before.
+    /// Opens the object again, whatever rights the caller has: the same session held it before. `None`
+    /// also if there is no descriptor left.
     pub(super) fn open(&self) -> Option<HeldObject> {
         let fd = with_search_right(|| open_by_handle(self.mount.open()?, self.kind, &self.handle).ok())?;
         let key = stat::attributes(&fd).ok()?.key;
