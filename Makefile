@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network bench-pauses test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-chaos test-calls test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network bench-pauses test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -43,6 +43,12 @@ test-flaky: test-build
 # variables.
 test-chaos: test-build
 	cargo nextest run --workspace --profile chaos
+
+# Programs of random system calls that are moved at random, compared with runs without migration.
+# TERN_CALLS_SECONDS=3600 sets the duration, TERN_SEED=N the first program; tests/tests/calls/main.rs
+# has the other variables.
+test-calls: test-build
+	cargo nextest run --workspace --profile calls
 
 # All tests, with those that `make test` leaves out because they are long, and property tests with more random cases.
 test-storm:

@@ -18,6 +18,8 @@ const MIN_MOVES: u32 = 10;
 pub struct Moves {
     /// Moves that succeeded.
     pub done: u32,
+    /// The same moves, as `PID to PLACE`.
+    pub made: Vec<String>,
     /// Refusals for processes that were still alive, with the message of `migrate`.
     pub refused: Vec<String>,
     /// Refusals that are failures of Tern.
@@ -54,6 +56,7 @@ pub fn move_randomly(
         match cluster.migrate(pid, there) {
             Ok(_) => {
                 moves.done += 1;
+                moves.made.push(format!("{pid} to {there}"));
                 moved(moves.done);
                 places.insert(pid, there);
             }

@@ -83,6 +83,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("rusage", Kind::Calls),
     entry("cputimers", Kind::Calls),
     entry("random", Kind::Calls),
+    entry("randomcalls", Kind::Calls),
     entry("dlopen", Kind::Calls),
     entry("locale", Kind::Calls),
     entry("file", Kind::Calls),
