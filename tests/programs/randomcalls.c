@@ -27,7 +27,7 @@ static const struct {
 	{ F_SIGNALS, 6, op_wait_signal }, { F_SIGNALS, 1, op_stack }, { F_SIGNALS, 2, op_alarm }, { F_PROCESSES, 2, op_fork },
 	{ F_PROCESSES, 2, op_turns }, { F_PROCESSES, 1, op_stream }, { F_PROCESSES, 1, op_stop }, { F_PROCESSES, 2, op_exec },
 	{ F_PROCESSES, 1, op_process }, { F_LIMITS, 2, op_limit }, { F_LIMITS, 2, op_prctl }, { F_LIMITS, 1, op_priority },
-	{ F_HOMEWARD, 1, op_mapped_write },
+	{ F_IPC, 3, op_semaphore }, { F_IPC, 3, op_message }, { F_IPC, 1, op_mqueue }, { F_IPC, 3, op_request }, { F_HOMEWARD, 1, op_mapped_write },
 };
 
 /* One call of the families in use. */
@@ -122,12 +122,16 @@ __attribute__((noreturn)) static void run(unsigned count)
 		struct sigaction action = { .sa_sigaction = on_signal, .sa_flags = SA_SIGINFO };
 		sigaction(SIGNALS_USED[i], &action, NULL);
 	}
+	if (me.families[F_IPC])
+		begin_ipc();
 	if (me.families[F_THREADS])
 		start_threads();
 	steps(count);
 	if (me.families[F_THREADS])
 		end_threads();
 	op_survey();
+	if (me.families[F_IPC])
+		end_ipc();
 	end_child(0);
 }
 
@@ -219,8 +223,9 @@ static void compare(const char *first, const char *now, unsigned round)
 		if (first[at] == '\n')
 			line = at + 1;
 	}
-	fail("seed %llu, round %u differs from the first:\n  first %.*s\n  now   %.*s\n", (unsigned long long)seed, round, (int)strcspn(first + line, "\n"),
-	     first + line, (int)strcspn(now + line, "\n"), now + line);
+	/* Some lines more: a call that was only late is among them. */
+	fail("seed %llu, round %u differs from the first:\n--- first\n%.300s\n--- now\n%.300s\n", (unsigned long long)seed, round, first + line,
+	     now + line);
 }
 
 int main(int argc, char **argv)

@@ -28,7 +28,11 @@ pub fn markdown() -> String {
          * Padding between directory entries, and between control messages, is overwritten with arbitrary bytes; the \
          kernel leaves it unchanged.\n\
          * A write from memory of which only the beginning can be read answers EFAULT instead of writing \
-         the beginning.\n\n\
+         the beginning.\n\
+         * Memory that cannot be read answers EFAULT before the call is made. The kernel may find another error \
+         first, or none: a read at the end of a file returns 0, and a file of memory (tmpfs, memfd) may grow.\n\
+         * A call that fails writes nothing to memory. The kernel writes the numbers of a socketpair that it then \
+         refuses.\n\n\
          | nr | call | route | arguments | why |\n|---:|---|---|---|---|\n",
         limits::MAX_DATA >> 20
     );

@@ -18,7 +18,7 @@ enum { MAX_FD = 40, CLOSE_ABOVE = 24, OWN_FD = 500 };
 enum kind { CLOSED, FILES, DIRECTORY, PATH, PIPE_IN, PIPE_OUT, SOCKET, EVENT, TIMER, SIGNALS, EPOLL, NOTIFY, MEMORY, PROCESS, OTHER };
 
 /* Groups of calls. A seed uses about half of them, so that a few kinds of calls meet often. */
-enum family { F_FILES, F_NAMES, F_COPY, F_PIPES, F_EVENTS, F_MEMORY, F_SIGNALS, F_PROCESSES, F_LIMITS, F_THREADS, F_SHARE, F_HOMEWARD, FAMILIES };
+enum family { F_FILES, F_NAMES, F_COPY, F_PIPES, F_EVENTS, F_MEMORY, F_SIGNALS, F_PROCESSES, F_LIMITS, F_THREADS, F_IPC, F_SHARE, F_HOMEWARD, FAMILIES };
 
 static struct {
 	char name[64]; /* `0` is the first process, `0.2` its second child */

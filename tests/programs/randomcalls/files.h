@@ -189,7 +189,21 @@ static void op_lock(void)
 	     lock.l_type, (long)lock.l_start, (long)lock.l_len, lock.l_pid == -1 ? "file" : who(lock.l_pid));
 }
 
-/* Copies between descriptors. No call waits in the middle, since a move may cut such a transfer (limits.md). */
+/* A sendfile or copy_file_range, continued where a move cuts it short (limits.md). */
+static long whole_copy(bool is_sendfile, int from, long *at, int to, long *into, size_t length, long flags)
+{
+	size_t done = 0;
+	long result;
+	do {
+		if (is_sendfile)
+			result = CALL(sendfile, to, from, at, length - done);
+		else
+			result = CALL(copy_file_range, from, at, to, into, length - done, flags);
+		done += result > 0 ? (size_t)result : 0;
+	} while (result > 0 && done < length);
+	return done ? (long)done : result;
+}
+
 static void op_copy(void)
 {
 	int from = some_fd(OF(FILES) | OF(PIPE_IN) | OF(MEMORY)), to = some_fd(OF(FILES) | OF(PIPE_OUT) | OF(SOCKET) | OF(MEMORY));
@@ -201,11 +215,11 @@ static void op_copy(void)
 	bool to_file = kind_of(to) == FILES || kind_of(to) == MEMORY;
 	switch (draw(4)) {
 	case 0:
-		result = CALL(sendfile, to, from, at_pointer, length);
+		result = whole_copy(true, from, at_pointer, to, NULL, length, 0);
 		note("sendfile(%d %d %d %zu) = %s at %ld", to, from, at_pointer == &at, length, shown(result), at);
 		break;
 	case 1:
-		result = CALL(copy_file_range, from, at_pointer, to, into_pointer, length, PICK(0, 0, 0, 1));
+		result = whole_copy(false, from, at_pointer, to, into_pointer, length, PICK(0, 0, 0, 1));
 		note("copy_file_range(%d %d %d %d %zu) = %s at %ld into %ld", from, at_pointer == &at, to, into_pointer != NULL, length, shown(result), at, into);
 		break;
 	case 2:

@@ -153,6 +153,9 @@ static void op_advise(void)
 		break;
 	case 1:
 		note("mlock(%zu %zu) = %s", at, length, shown(one_in(2) ? CALL(mlock, from, length * PAGE) : CALL(munlock, from, length * PAGE)));
+		/* Shared memory is not locked again after a move (limits.md), so it does not stay locked. */
+		for (int i = 0; i < REGION; i++)
+			CALL(munlock, region + i * PAGE, PAGE);
 		break;
 	case 2:
 		note("msync(%zu %zu %ld) = %s", at, length, flags, shown(CALL(msync, from, length * PAGE, flags)));

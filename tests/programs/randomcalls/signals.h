@@ -81,10 +81,10 @@ static void op_action(void)
 		set.sa_flags |= SA_SIGINFO;
 	}
 	int result = sigaction(sig, how == 5 ? NULL : &set, &old);
-	/* The library adds flags of its own. */
+	/* The library adds flags of its own; those of a default action are lost with a move (limits.md). */
 	note("sigaction(%d %u %x) = %s old %d flags %x", sig, how, set.sa_flags, shown(result),
 	     old.sa_handler == SIG_DFL ? 0 : old.sa_handler == SIG_IGN ? 1 : old.sa_handler == on_plain_signal ? 2 : 3,
-	     old.sa_flags & (int)(SA_RESTART | SA_ONSTACK | SA_NODEFER | SA_RESETHAND | SA_SIGINFO));
+	     old.sa_handler == SIG_DFL ? 0 : old.sa_flags & (int)(SA_RESTART | SA_ONSTACK | SA_NODEFER | SA_RESETHAND | SA_SIGINFO));
 	if (result == 0 && how != 5)
 		deadly[sig] = (how == 0 || (set.sa_flags & (int)SA_RESETHAND)) && sig != SIGURG && sig != SIGWINCH;
 }
@@ -127,8 +127,7 @@ static void op_mask(void)
 static void op_raise(void)
 {
 	int sig = some_signal();
-	/* Pending both for the process and for the thread it counts as one signal away. */
-	if (deadly[sig] || (pending() & bit(sig)))
+	if (deadly[sig])
 		return;
 	siginfo_t info = { .si_signo = sig, .si_code = (int)PICK(SI_QUEUE, SI_QUEUE, SI_MESGQ, SI_ASYNCIO) };
 	info.si_pid = getpid();

@@ -2,7 +2,7 @@
 #ifndef RANDOMCALLS_THREADS_H
 #define RANDOMCALLS_THREADS_H
 
-#include "limits.h"
+#include "ipc.h"
 #include <linux/futex.h>
 #include <pthread.h>
 
