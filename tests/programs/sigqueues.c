@@ -327,6 +327,22 @@ static void broken_pipe(void)
 	close(ends[1]);
 }
 
+/* A signal for the thread and one of the same number for the process are two. */
+static void twice(void)
+{
+	handle(SIGUSR1, 0);
+	for (int i = 0; i < 3; i++) {
+		mask(SIG_BLOCK, SIGUSR1, SIGUSR1);
+		log_length = 0;
+		CHECK_IS(kill(getpid(), SIGUSR1), 0);
+		CHECK_IS(syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), SIGUSR1), 0);
+		mask(SIG_UNBLOCK, SIGUSR1, SIGUSR1);
+		CHECK_IS(log_length, 2);
+		CHECK_IS(record[0].code, SI_TKILL);
+		CHECK_IS(record[1].code, SI_USER);
+	}
+}
+
 /* A stack overflow without an alternate stack kills; an alternate stack in use cannot be
  * changed. */
 static char *other_stack;
@@ -372,6 +388,7 @@ int main(void)
 	other_stack = malloc(65536);
 	do {
 		order();
+		twice();
 		senders();
 		groups();
 		nested();

@@ -76,7 +76,11 @@ impl Thread {
             return Ok(());
         }
         self.note_expiry(&info);
-        let Some(signal) = self.raised.add(info) else { return Ok(()) };
+        // A running handler blocks its signal here, and not at home.
+        let blocked_by_handler =
+            || tern_tracee::procfs::status(self.host_tid).map_or(0, |s| s.blocked & !self.deputy_sigmask);
+        let handler_is_running = |signal: i32| blocked_by_handler() >> (signal - 1) & 1 == 1;
+        let Some(signal) = self.raised.add(info, handler_is_running) else { return Ok(()) };
         if self.sync.call_pending {
             // A handler that ran before the call is sent again would replace that call.
             self.raised.defer(signal);

@@ -19,7 +19,7 @@ use tern_image::process::Action;
 use tern_migrate::message::Message;
 use tern_syscall::{Arg, Call};
 use tern_tracee::inject::{self, Injection};
-use tern_tracee::siginfo::{Siginfo, signal_of, timer_of};
+use tern_tracee::siginfo::{Siginfo, is_queued, signal_of, timer_of};
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Memory, Result, procfs};
 
@@ -152,7 +152,8 @@ impl Process {
 
 /// Queues signals again to the thread from which they were taken, by calls of that thread, which is
 /// under injection. A thread may send itself any siginfo, including the kernel's own. `own` is its
-/// pid and tid in its own pid namespace.
+/// pid and tid in its own pid namespace. The kernel keeps one signal of a number for the thread and
+/// one for the process, and dequeues that for the thread first. So a second one was for the process.
 ///
 /// # Errors
 /// If it is gone.
@@ -163,11 +164,18 @@ pub(crate) fn raise_natively(
     own: (i32, i32),
     infos: &[Siginfo],
 ) -> Result<()> {
+    let mut for_thread = 0u64;
     for info in infos {
         memory.write(reserve.scratch(), info)?;
-        let signal = signal_of(info) as u64;
-        let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
-        let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
+        let (pid, tid, signal, at) = (own.0 as u64, own.1 as u64, signal_of(info), reserve.scratch());
+        let number = signal as u64;
+        let (nr, args) = if !is_queued(signal) && for_thread >> (number & 63) & 1 == 1 {
+            (libc::SYS_rt_sigqueueinfo, [pid, number, at, 0, 0, 0])
+        } else {
+            (libc::SYS_rt_tgsigqueueinfo, [pid, tid, number, at, 0, 0])
+        };
+        for_thread |= 1 << (number & 63);
+        let _full_queue_loses_it = injection.call(nr, args)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Signals from home that a thread has not got yet.
 
 use std::collections::{HashMap, VecDeque};
-use tern_tracee::siginfo::{self, Siginfo, enqueue};
+use tern_tracee::siginfo::{self, Siginfo, enqueue, is_queued, timer_of};
 
 /// Signals from home that were accepted for a thread and are not delivered yet.
 #[derive(Debug, Default)]
@@ -20,12 +20,19 @@ impl RaisedSignals {
     /// Home's kernel has already delivered the signal, so it did not merge the signal with later
     /// ones, as it does while a signal is pending. Here the signal waits for its handler, and is
     /// merged. If all signals were kept, and arrived faster than their handler runs, the program
-    /// would run only the handler.
-    pub(crate) fn add(&mut self, info: Siginfo) -> Option<i32> {
+    /// would run only the handler. But if the one before it only waits to be delivered
+    /// (`handler_is_running` returns false), natively its handler would run, and this signal be
+    /// pending: home delivers two of one number if one was sent to the thread and one to the
+    /// process. Both are kept.
+    pub(crate) fn add(&mut self, info: Siginfo, handler_is_running: impl FnOnce(i32) -> bool) -> Option<i32> {
         let signal = siginfo::signal_of(&info);
         let waiting = self.waiting.entry(signal).or_default();
         let before = waiting.len();
-        enqueue(waiting, info);
+        if before == 1 && timer_of(&info).is_none() && !is_queued(signal) && !handler_is_running(signal) {
+            waiting.push_back(info);
+        } else {
+            enqueue(waiting, info);
+        }
         // A further signal of the same number is raised after the delivery of the one before it.
         (before == 0 && !waiting.is_empty()).then_some(signal)
     }
@@ -112,5 +119,28 @@ impl RaisedSignals {
     /// The waiting signals, to be sent to the next node.
     pub(crate) fn to_vec(&self) -> Vec<Vec<u8>> {
         self.waiting.values().flatten().map(|info| info.to_vec()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(signal: i32) -> Siginfo {
+        let mut info = [0; 128];
+        info[..4].copy_from_slice(&signal.to_le_bytes());
+        info
+    }
+
+    #[test]
+    fn second_signal_of_a_number_is_kept_until_the_handler_of_the_first_runs() {
+        let mut raised = RaisedSignals::default();
+        assert_eq!(raised.add(of(libc::SIGUSR1), |_| false), Some(libc::SIGUSR1));
+        assert_eq!(raised.add(of(libc::SIGUSR1), |_| false), None);
+        assert_eq!(raised.add(of(libc::SIGUSR1), |_| false), None);
+        assert_eq!(raised.to_vec().len(), 2);
+        raised.take(libc::SIGUSR1);
+        assert_eq!(raised.add(of(libc::SIGUSR1), |_| true), None);
+        assert_eq!(raised.to_vec().len(), 1);
     }
 }
