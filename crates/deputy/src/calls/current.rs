@@ -26,6 +26,9 @@ pub(crate) struct CurrentCall {
     pub(crate) child_in_parent_memory: bool,
     /// When the result began to wait for the forwarding of the signals that the call has sent.
     pub(crate) awaits_signals_since: Option<Instant>,
+    /// A signal has ended the call, which has a signal mask of its own, and its handler now runs at
+    /// the guest. The deputy blocks what that handler blocks.
+    pub(crate) is_under_handler: bool,
     /// How often a worker was asked to identify the file that the call has mapped.
     pub(super) file_requests: u32,
     /// The mapping that the call has made, while it is not yet known whether the file can become shared
@@ -61,6 +64,7 @@ impl CurrentCall {
             child: None,
             child_in_parent_memory: false,
             awaits_signals_since: None,
+            is_under_handler: false,
             file_requests: 0,
             mapping: None,
             compound: Compound::default(),

@@ -87,7 +87,10 @@ impl Process {
                     stopped.set_registers(&registers)?;
                 }
                 let handlers = (self.handled_signals(), has_flag(&self.actions, signal, libc::SA_NODEFER));
-                self.thread(tid)?.hold_signals(&stopped, &at_stop, &info, handlers)?;
+                let blocks = self.actions.get(signal as usize - 1).copied().unwrap_or_default();
+                let thread = self.thread(tid)?;
+                thread.hold_signals(&stopped, &at_stop, &info, handlers)?;
+                thread.block_as_handler(&stopped, &at_stop, (signal, &blocks))?;
                 stopped.resume(0)?;
                 // The guest resets a one-shot handler when it is invoked; the record here follows.
                 self.handler_invoked(signal);
