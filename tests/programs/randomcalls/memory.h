@@ -118,13 +118,16 @@ static void op_unmap(void)
 		note("mprotect(%zu %zu %ld) = %s", at, length, protection, shown(CALL(mprotect, from, length * PAGE, protection)));
 		break;
 	case 3:
-		/* To a fixed place, or within the old one. */
+		/* One page: neighbours can be one mapping after a move, and two at home (limits.md). To a fixed place, or
+		 * within the old one. */
+		length = 1;
 		flags = PICK(MREMAP_MAYMOVE | MREMAP_FIXED, MREMAP_MAYMOVE | MREMAP_FIXED, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, MREMAP_FIXED);
 		result = CALL(mremap, from, length * PAGE, more * PAGE, flags, region + to * PAGE);
 		note("mremap(%zu %zu %zu %lx %zu) = %s", at, length, more, flags, to, result == -1 ? shown(result) : shown(result - (long)region));
 		break;
 	case 4:
-		if (more > length && !one_in(2))
+		length = 1;
+		if (!one_in(2))
 			more = length;
 		/* The page behind the region is used, so that it does not grow there. */
 		result = CALL(mremap, from, length * PAGE, more * PAGE, 0, 0);

@@ -66,6 +66,13 @@ static void op_action(void)
 	struct sigaction set = { 0 }, old = { 0 };
 	unsigned how = (unsigned)draw(6);
 	set.sa_flags = (int)SOME(3, SA_RESTART, SA_ONSTACK, SA_NODEFER, SA_RESETHAND);
+	/* Such a signal that waits is lost with a move home if it has come to be ignored (limits.md). */
+	if (sig == SIGURG || sig == SIGWINCH) {
+		how = 2 + how % 4;
+		set.sa_flags &= ~(int)SA_RESETHAND;
+	} else if (how == 1) {
+		how = 2;
+	}
 	uint64_t mask = some_mask();
 	for (int i = 1; i < 65; i++)
 		if (mask & bit(i))
