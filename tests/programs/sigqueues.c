@@ -347,6 +347,23 @@ static void twice(void)
  * changed. */
 static char *other_stack;
 static volatile sig_atomic_t refused;
+/* A one-shot handler is reset, and its signal, ignored by default, stays pending while it is blocked. */
+static void reset_and_blocked(void)
+{
+	sigset_t pending;
+	handle(SIGWINCH, SA_RESETHAND);
+	log_length = 0;
+	CHECK_IS(kill(getpid(), SIGWINCH), 0);
+	await_log(1);
+	mask(SIG_BLOCK, SIGWINCH, SIGWINCH);
+	CHECK_IS(kill(getpid(), SIGWINCH), 0);
+	rest_ms(20);
+	CHECK_IS(sigpending(&pending), 0);
+	CHECK(sigismember(&pending, SIGWINCH));
+	mask(SIG_UNBLOCK, SIGWINCH, SIGWINCH);
+	CHECK_IS(log_length, 1);
+}
+
 static void on_other(int signal)
 {
 	(void)signal;
@@ -389,6 +406,7 @@ int main(void)
 	do {
 		order();
 		twice();
+		reset_and_blocked();
 		senders();
 		groups();
 		nested();

@@ -27,6 +27,7 @@ pub mod modes;
 pub mod node_file;
 pub mod object;
 pub mod pages;
+mod pending;
 pub mod process;
 pub mod reserve;
 pub mod sharing;

@@ -5,6 +5,7 @@ use crate::apply::InjectedSpace;
 use crate::guards;
 use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
+use crate::pending;
 use crate::reserve::Reserve;
 use crate::sharing::relative_in_same_memory;
 use crate::thread::ThreadImage;
@@ -291,14 +292,16 @@ impl ProcessImage {
         let changed = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
             let must_set = *action != DEFAULT_ACTION || may_differ(changed, at);
+            if !must_set {
+                continue;
+            }
             // To set an action that ignores the signal discards it if it waits, although it is
-            // blocked. At home, where signals wait, such an action is there already.
-            let is_there = must_set
-                && title.is_none()
-                && is_ignored(action[0], at as i32 + 1)
-                && signal_action(space, memory, reserve, at as u64 + 1)? == *action;
-            if must_set && !is_there {
-                set_signal_action(space, memory, reserve, at as u64 + 1, action)?;
+            // blocked. Signals wait at home, where such an action mostly is there already.
+            let signal = at as u64 + 1;
+            if title.is_some() || !is_ignored(action[0], at as i32 + 1) {
+                set_signal_action(space, memory, reserve, signal, action)?;
+            } else if signal_action(space, memory, reserve, signal)? != *action {
+                pending::set_ignoring_action(space, memory, reserve, signal, action)?;
             }
         }
         self.set_bounds(space, memory, reserve, title)?;
