@@ -35,6 +35,7 @@ pub mod stream;
 mod symbolic_node;
 mod traffic;
 pub mod turn_watch;
+pub mod used_away;
 mod why;
 
 pub use advice::{Advice, DecayClass, Workload};

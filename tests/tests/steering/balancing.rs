@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tern_control::{ClusterReport, NodeLoad};
 use tern_ids::NodeId;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::cluster::fault_injection::{configure, pids, wait_until};
 use tern_tests::cluster::jobs::{
     EVENT_TIMEOUT, await_places, connected_cluster, connected_cluster_with_memory, finish, job, job_on,
     places, program,
@@ -90,6 +90,24 @@ fn locked_and_unmanaged_processes_stay() {
 fn cpu_seconds(cluster: &Cluster, pid: i32) -> f64 {
     let rows = cluster.processes(1).unwrap_or_default();
     rows.iter().find(|row| row.pid.0 == pid).map_or(0.0, |row| row.cpu_seconds)
+}
+
+#[test]
+fn time_and_moves_of_a_process_are_shown_when_it_is_home_again() {
+    let cluster = connected_cluster("counted", 2).unwrap();
+    let jobs = vec![job(&cluster, "mosrun -L -2").unwrap()];
+    let pid = jobs[0].pid;
+    await_places(&cluster, &jobs, "the job does not leave", |places| places.contains_key(&2));
+    wait_until("it computes", EVENT_TIMEOUT, || cpu_seconds(&cluster, pid) > 0.5).unwrap();
+    let row = || cluster.processes(1).unwrap().into_iter().find(|row| row.pid.0 == pid).expect("a row");
+    let away = row();
+    cluster.migrate(pid, "home").unwrap();
+    let is_over = || pids(&cluster, 1, "tern-shim").is_ok_and(|shims| shims.is_empty());
+    wait_until("its shim ends", EVENT_TIMEOUT, is_over).unwrap();
+    let home = row();
+    let is_more = home.cpu_seconds >= away.cpu_seconds && home.migrations >= away.migrations;
+    assert!(is_more && home.migrations > 0, "{home:?}, away {away:?}");
+    finish(&cluster, jobs).unwrap();
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Stores the CPU time that processes have used away, while no shim holds them.
 //!
 //! Home's kernel does not know that time. While a shim holds a process it keeps the time in memory.
-//! When it detaches from a process at home, it saves the time in `RUN/spent/PID`. The next shim
-//! that seizes the process reads it there. If the process ends at home while its parent is away,
+//! When it detaches from a process at home, it saves the time in a file ([`used_away`]), where `mps`
+//! finds it. The next shim that seizes the process reads it there. If the process ends at home while its parent is away,
 //! the parent's shim adds the saved time to the result of the parent's wait.
 //!
 //! An entry belongs to a process identified by pid and start time. Parents that run untraced at
@@ -13,7 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tern_control::{ReadError, read_process};
+use tern_control::{ReadError, read_process, used_away};
 use tern_ids::HomePid;
 use tern_migrate::CpuTime;
 use tern_tracee::procfs;
@@ -48,7 +48,7 @@ const MIN_SWEEP_AGE: Duration = Duration::from_secs(10);
 
 impl UsageStore {
     pub(crate) fn new(run_dir: &Path) -> Self {
-        Self { folder: run_dir.join("spent") }
+        Self { folder: used_away::folder(run_dir) }
     }
 
     fn path(&self, pid: HomePid) -> PathBuf {
@@ -120,7 +120,8 @@ fn start_time(pid: HomePid) -> Result<u64, ReadError> {
     read_process(pid.0, move || Some(procfs::stat(pid.0).ok()?.start_time()))
 }
 
-/// A line for the process: its start time, its own time, its children's; then one line per thread.
+/// A line for the process ([`used_away`]): its start time, its own time, its children's; then one line
+/// per thread.
 fn write(started: u64, saved_usage: &SavedUsage) -> String {
     let (own, children) = (saved_usage.own, saved_usage.children);
     let mut text = format!("{started} {} {} {} {}\n", own.user, own.system, children.user, children.system);

@@ -6,7 +6,7 @@ use crate::process::process_list;
 use crate::process::procfs::{self, read_stat};
 use tern_control::{
     Advice, Lock, ProcessRow, Refusal, RefusalKind, Reply, StartedAs, SymbolicNode, Usage, executed,
-    read_process,
+    read_process, used_away,
 };
 use tern_ids::{HomePid, NodeId};
 
@@ -33,13 +33,14 @@ pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRo
     };
     let uid = procfs::uids(pid.0).map_err(|e| procfs::refusal(pid, e))?.0;
     let may_see = caller.is_root() || caller.uid == uid;
+    let used_away = used_away::by_process(&node.config.run_dir, pid.0, found.start).as_secs_f64();
     Ok(ProcessRow {
         pid,
         uid,
         r#where: Some(node.me()),
         from: None,
         state: "home".into(),
-        cpu_seconds: found.cpu_seconds,
+        cpu_seconds: found.cpu_seconds + used_away,
         migrations,
         reason,
         command: if may_see { procfs::command_line(pid.0) } else { String::new() },

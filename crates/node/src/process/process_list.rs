@@ -7,8 +7,8 @@ use crate::process::permission::Caller;
 use crate::process::registry::Registry;
 use crate::shim;
 use std::time::Duration;
-use tern_control::{ConnectionRow, ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest};
-use tern_ids::NodeId;
+use tern_control::{ConnectionRow, ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest, used_away};
+use tern_ids::{HomePid, NodeId};
 
 /// Maximum number of rows in a reply to another node, and maximum number of characters of each
 /// command line, reason and state. Together they fit in a frame.
@@ -48,13 +48,23 @@ pub(crate) fn all(node: &Node) -> Vec<ProcessRow> {
     let mut rows = from_shims(node);
     let living = node.registry.living();
     let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
+    let found = |pid: HomePid| living.iter().find(|one| one.pid == pid.0);
     for row in rows.iter_mut().filter(|row| row.from.is_none()) {
         // A deputy keeps the pid and the ancestors of its process, so the registry finds it.
-        row.started = living.iter().find(|one| one.pid == row.pid.0).map(|one| one.registration.started_as());
+        row.started = found(row.pid).map(|one| one.registration.started_as());
     }
     let mut at_home = Registry::rows(&living, &own, node.me());
-    for row in at_home.iter_mut().filter(|row| row.reason.is_empty()) {
-        row.reason = node.balancing.refusal(row.pid).unwrap_or_default();
+    for row in &mut at_home {
+        if row.reason.is_empty() {
+            row.reason = node.balancing.refusal(row.pid).unwrap_or_default();
+        }
+        if let Some(one) = found(row.pid) {
+            row.cpu_seconds += used_away::by_process(&node.config.run_dir, one.pid, one.start).as_secs_f64();
+        }
+    }
+    for row in rows.iter_mut().chain(&mut at_home).filter(|row| row.from.is_none()) {
+        let counted = found(row.pid).map_or(0, |one| node.cluster.migrations_of(row.pid, one.start));
+        row.migrations = row.migrations.max(counted);
     }
     rows.extend(at_home);
     rows.sort_by_key(|row| (row.from, row.pid));
