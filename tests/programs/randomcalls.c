@@ -9,6 +9,7 @@
  * Calls whose results differ by a limit that docs/reference/limits.md or syscalls.md names are left out, with a comment
  * there.
  */
+#include "program.h"
 #include "randomcalls/threads.h"
 #include <ftw.h>
 

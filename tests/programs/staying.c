@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
@@ -118,9 +119,10 @@ int main(int argc, char **argv)
 		size_t all = (info.totalram + info.totalswap) * info.mem_unit, piece = 1ul << 28;
 		for (size_t mapped = 0; mapped <= all; mapped += piece)
 			CHECK(mmap(NULL, piece, PROT_READ | PROT_WRITE, kind, -1, 0) != MAP_FAILED);
-		int fd = memfd_create("shared", 0);
-		CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);
-		CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
+		int segment = shmget(IPC_PRIVATE, PAGE, 0600);
+		CHECK(segment >= 0);
+		CHECK(shmat(segment, NULL, 0) != (void *)-1);
+		CHECK_IS(shmctl(segment, IPC_RMID, NULL), 0);
 	} else if (strcmp(what, "device") == 0) {
 		int fd = open("/dev/loop0", O_RDONLY);
 		CHECK(fd >= 0 && mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) != MAP_FAILED);

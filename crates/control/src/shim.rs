@@ -40,6 +40,8 @@ pub struct ShimStart {
     /// Whether all of this node's files are available to the other nodes (`mfs` and `mfs_paths` in
     /// `ternd.toml`, `mosctl nomfs`).
     pub serves_files: bool,
+    /// Whether files that own processes map shared away become shared memory there.
+    pub shares_files: bool,
 }
 
 /// The socket of the file tree from which guests, on the node with this run directory, map files of

@@ -2,10 +2,11 @@
 
 use crate::advice::MemoryAdvice;
 use crate::node_file::NodeFile;
+use crate::object::ObjectId;
 use crate::process::Unmovable;
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tern_ids::ContentHash;
 use tern_tracee::procfs::Mapping;
 
@@ -191,6 +192,17 @@ impl Layout {
             });
         }
         Ok(layout)
+    }
+
+    /// The shared memory that its regions map. Its files may contain more, which is not mapped.
+    #[must_use]
+    pub fn mapped_objects(&self) -> HashSet<ObjectId> {
+        let file = |region: &Region| match region.backing {
+            Backing::File { file, .. } => self.files.get(file as usize),
+            _ => None,
+        };
+        let objects = self.regions.iter().filter_map(file).filter(|file| file.is_object);
+        objects.map(|file| (file.device, file.inode)).collect()
     }
 
     /// Whether the program has mapped all of this range, which is not empty.

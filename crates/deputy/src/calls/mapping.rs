@@ -51,11 +51,11 @@ impl Shim {
     /// a worker identifies or reads the file, or while a file that another thread has mapped becomes
     /// shared memory. The main loop is woken then.
     pub(super) fn finished_mapping(&mut self, tid: HomePid) -> Poll<DescribedMapping> {
-        let waker = self.waker.clone();
+        let (waker, shares_files) = (self.waker.clone(), self.start.shares_files);
         let described = match self.current_call(tid).and_then(|current| current.mapping.take()) {
             Some(described) => Poll::Ready(described),
             None => match self.process_of_thread(tid) {
-                Some(process) => process.describe_mapping(tid, &waker),
+                Some(process) => process.describe_mapping(tid, &waker, shares_files),
                 None => Poll::Pending,
             },
         };
@@ -65,7 +65,7 @@ impl Shim {
             _ => return Poll::Ready(described),
         };
         if described.shared_since.is_some() || !self.is_sharing_a_file() {
-            if described.shared_since.is_none() && self.shared_memory.contains(object) {
+            if described.shared_since.is_none() && self.shares(tid, object) {
                 // Two files may have the same device and inode in the list of mappings.
                 described.home_only |= !self.maps_object(tid, object);
                 return Poll::Ready(described);
@@ -92,6 +92,14 @@ impl Shim {
         let threads = self.processes.values().flat_map(|process| process.threads.values());
         let mut mappings = threads.filter_map(|thread| thread.current.as_ref()?.mapping.as_ref());
         mappings.any(|mapping| mapping.shared_since.is_some())
+    }
+
+    /// Whether a thread's process shares this object, so that its guest's node has the content.
+    fn shares(&self, tid: HomePid, id: ObjectId) -> bool {
+        let mut processes = self.processes.values();
+        let process = processes.find(|process| process.threads.contains_key(&tid));
+        // Anonymous memory that was made just now is not open yet.
+        process.is_some_and(|process| process.files.objects.contains(&id)) && self.shared_memory.contains(id)
     }
 
     /// Whether the descriptor that a thread's mmap maps is of this object.
@@ -165,8 +173,13 @@ impl Process {
 
     /// The mapping that a thread's finished mmap has made; nothing if it is another call. The mapping is
     /// redundant if another mapping keeps the file. Pending while a worker identifies the file; the
-    /// worker then wakes the main loop.
-    pub(super) fn describe_mapping(&mut self, tid: HomePid, waker: &Waker) -> Poll<DescribedMapping> {
+    /// worker then wakes the main loop. `shares_files` is whether a file can become shared memory.
+    fn describe_mapping(
+        &mut self,
+        tid: HomePid,
+        waker: &Waker,
+        shares_files: bool,
+    ) -> Poll<DescribedMapping> {
         const NOTHING: Poll<DescribedMapping> = Poll::Ready(DescribedMapping {
             mapped: None,
             shared_since: None,
@@ -214,8 +227,8 @@ impl Process {
         let is_checked = requests > 0 || is_new_object || is_kept && !mapping.shared;
         match if is_checked { Sharing::None } else { self.sharing_of(mapping) } {
             Sharing::None => {}
-            Sharing::New => drop(self.files.new_objects.insert(object::id(mapping))),
-            Sharing::AtHome => return AT_HOME,
+            Sharing::New if shares_files => drop(self.files.new_objects.insert(object::id(mapping))),
+            Sharing::New | Sharing::AtHome => return AT_HOME,
         }
         match requests {
             0 => self.files.file_mapped(mapping),

@@ -258,6 +258,10 @@ impl Shim {
         process.epoch = process.epoch.next();
         process.in_parent_memory = false;
         process.left_behind = None;
+        // Memory that it has unmapped is complete at home, and may be used there from now on. It counts
+        // as shared only when the process maps it again.
+        let mapped = returning.layout.mapped_objects();
+        process.files.objects.retain(|id| mapped.contains(id));
         let threads = image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used));
         process.usage.all_reported(sync.used, threads.collect());
         let peer = process.peer;
@@ -271,5 +275,6 @@ impl Shim {
             Ok(None) => {}
             Err(error) => self.handle_error(pid, &error),
         }
+        self.close_unused_objects();
     }
 }

@@ -297,6 +297,11 @@ impl Shim {
         }
         for pid in &group {
             let Some(process) = self.processes.get_mut(pid) else { return };
+            // Only what it mapped when it was stopped: its guest has nothing else. Until now it had all
+            // that the group shares, or that it mapped when it was seized.
+            if let State::Outgoing(outgoing) = &process.state {
+                process.files.set_objects(&outgoing.live_objects);
+            }
             (process.old_guest_has_new_epoch, process.epoch) = (false, process.offered_epoch);
             process.job_stopped = process.is_job_stopped();
             if process.job_stopped {

@@ -456,6 +456,8 @@ fn signals_faster_than_their_handler_are_merged() {
     for (count, signal) in (1..).zip([libc::SIGALRM, 40, libc::SIGALRM, 40, libc::SIGALRM]) {
         thread.accept_signal(count, siginfo::kernel_siginfo(signal)).unwrap();
     }
-    assert_eq!(thread.final_sync().pending_signals.len(), 3, "only signals below 32 are merged");
+    // Two signals of a number below 32 wait until a handler runs: one may have been sent to the thread,
+    // and one to the process.
+    assert_eq!(thread.final_sync().pending_signals.len(), 4, "only signals below 32 are merged");
     assert_eq!(thread.sync.signals, 5, "home need not keep any");
 }
