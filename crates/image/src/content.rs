@@ -17,36 +17,30 @@ mod cache;
 mod identify;
 mod opening;
 mod reader;
-mod untraced;
 
 pub use cache::{ContentCache, KeptContent, OpenFileConnection, OpenedFile};
 pub use opening::by_file;
 pub use reader::{ContentReader, OpenContent};
-pub use untraced::FileContent;
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
 use identify::{IdentifiedFile, Identifier, current_stamp};
-use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use tern_ids::NodeId;
 use tern_tracee::procfs::{self, Mapping};
-use untraced::Descriptors;
 
 /// A file changed within this many seconds is not cached by hash.
 const SETTLED_SECONDS: i64 = 2;
 
 /// Files up to this size, in bytes, that may still be written are copied before they are sent.
 const MAX_COPY_BYTES: u64 = 64 << 20;
-
-/// Bytes of a file's content that are read at once, and sent in one message.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// Minimum size, in bytes, of a file that is mapped directly on the node that stores it. Smaller
 /// files are sent as fast.
@@ -124,10 +118,7 @@ pub struct FilesToIdentify {
 impl FilesToIdentify {
     /// Identifies them. For a worker.
     pub fn identify(self) {
-        let descriptors = OnceCell::new();
-        let list = || descriptors.get_or_init(|| Descriptors::of(self.identifier.pid));
-        let identify =
-            |(mapping, is_object): &(Mapping, bool)| self.identifier.identify(mapping, *is_object, list);
+        let identify = |(mapping, is_object): &(Mapping, bool)| self.identifier.identify(mapping, *is_object);
         let found: Vec<Identified> = self.mappings.iter().map(identify).collect();
         // A running process may have mapped another file at the same addresses before this one was
         // opened.
@@ -296,9 +287,7 @@ impl HomeFiles {
         let identifier = &self.identifier;
         self.identified.retain(|_, identified| {
             let is_read_elsewhere = identified.file.is_object || identified.file.location.is_some();
-            is_read_elsewhere
-                || !identified
-                    .has_changed(&identifier.map_file((identified.mapping.start, identified.mapping.end)))
+            is_read_elsewhere || !identified.has_changed(&identifier.map_file(identified.mapped_at))
         });
     }
 
@@ -370,13 +359,13 @@ impl FileIdentifier for HomeFiles {
 }
 
 struct At<'a> {
-    content: &'a FileContent,
+    file: &'a File,
     offset: u64,
 }
 
 impl Read for At<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.content.read_at(buffer, self.offset)?;
+        let n = self.file.read_at(buffer, self.offset)?;
         self.offset += n as u64;
         Ok(n)
     }

@@ -11,6 +11,8 @@ use crate::sharing::relative_in_same_memory;
 use crate::thread::ThreadImage;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
 use tern_ids::HomePid;
 use tern_tracee::pagemap::Run;
 use tern_tracee::{Memory, Registers, Result, procfs};
@@ -145,16 +147,13 @@ pub fn check_registers(registers: &Registers) -> std::result::Result<(), Unmovab
     if registers.is_64_bit() { Ok(()) } else { Err(Unmovable::ThirtyTwoBit) }
 }
 
-/// Whether the program is a 32-bit ELF file, by the size of a program header. The file itself is not
-/// opened, since others would notice. If the program has changed these entries, the registers show
-/// it later.
+/// Whether the program is a 32-bit ELF file. If the file cannot be read, the registers show it
+/// later.
 fn program_is_32_bit(pid: i32) -> bool {
-    const AT_PHENT: u8 = 4;
-    const ENTRY: [u8; 8] = [AT_PHENT, 0, 0, 0, size_of::<libc::Elf32_Phdr>() as u8, 0, 0, 0];
-    const ENTRY_64: [u8; 16] =
-        [AT_PHENT, 0, 0, 0, 0, 0, 0, 0, size_of::<libc::Elf64_Phdr>() as u8, 0, 0, 0, 0, 0, 0, 0];
-    procfs::auxv(pid)
-        .is_ok_and(|auxv| auxv.as_chunks().0.contains(&ENTRY) && !auxv.as_chunks().0.contains(&ENTRY_64))
+    const CLASS_32: [u8; 5] = [0x7f, b'E', b'L', b'F', 1];
+    let mut begin = [0; 5];
+    let read = File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && begin == CLASS_32
 }
 
 /// Whether the process called unshare or setns for its children. Its first child would be pid 1 of

@@ -26,7 +26,7 @@ pub mod siginfo;
 pub mod threads;
 
 pub use error::{Error, Result};
-pub use memory::{Memory, file_mapping, pagemap, shared_memory, write_tracker};
+pub use memory::{Memory, pagemap, shared_memory, write_tracker};
 pub use ptrace::inject::Site;
 pub use ptrace::registers::{Registers, Xstate};
 pub use ptrace::stop::{Stop, Stopped, WaitEvent, seize};

@@ -1,6 +1,5 @@
 //! Another process's memory. Addresses are plain integers, which cannot be dereferenced by mistake.
 
-pub mod file_mapping;
 pub mod pagemap;
 pub mod shared_memory;
 pub mod write_tracker;

@@ -199,7 +199,6 @@ pub const ENTRIES: &[Entry] = &[
     entry("clones", Kind::Calls),
     entry("descent", Kind::Calls),
     entry("uncreated", Kind::Calls),
-    entry("unnoticed", Kind::Calls),
 ];
 
 /// The entries that can be migrated.

@@ -55,7 +55,7 @@ impl<'a> HomeSpace<'a> {
                 continue;
             }
             let is_mapped = mapped.contains_key(&(reference.device, reference.inode));
-            if !is_mapped && known.has_name(reference) {
+            if !is_mapped && known.open_by_name(reference).is_ok() {
                 continue;
             }
             if let Ok(open) = known.open_like(reference, &mapped) {

@@ -121,7 +121,7 @@ impl MigrationSource for GuestSource<'_> {
     fn open_content(&self, file: &FileRef, _by_any_means: bool) -> std::io::Result<OpenContent> {
         let fd = self.cache.get(file).ok_or(std::io::ErrorKind::NotFound)?;
         let file = File::from(fd.try_clone_to_owned()?);
-        Ok(Box::new(|| Ok(file.into())))
+        Ok(Box::new(|| Ok(file)))
     }
 
     fn freeze(&mut self) -> Result<bool> {

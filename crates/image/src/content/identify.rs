@@ -1,21 +1,19 @@
 //! Opening and identifying the mapped files of a process at home. The files' file systems may delay
 //! any of this, so it is done by a worker, unless said otherwise.
 
-use super::untraced::{Descriptors, FileContent, open_unleased, would_break_lease};
 use super::{
-    At, MAX_COPY_BYTES, MIN_DIRECT_BYTES, MIN_REMOTE_MAP_BYTES, MountableFiles, PIECE_BYTES, SETTLED_SECONDS,
-    unreadable,
+    At, MAX_COPY_BYTES, MIN_DIRECT_BYTES, MIN_REMOTE_MAP_BYTES, MountableFiles, SETTLED_SECONDS, unreadable,
 };
 use crate::layout::FileRef;
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
 use crate::process::Unmovable;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, open, openat2};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tern_ids::{ContentHash, NodeId};
@@ -25,10 +23,8 @@ use tern_tracee::procfs::Mapping;
 #[derive(Debug)]
 pub(super) struct IdentifiedFile {
     pub(super) file: FileRef,
-    /// A mapping of it.
-    pub(super) mapping: Mapping,
-    /// A descriptor of it in the process, if there was one.
-    pub(super) descriptor: Option<i32>,
+    /// The address range of a mapping of it.
+    pub(super) mapped_at: (u64, u64),
     /// Shows whether the file has changed. `None` if it was written too recently to tell.
     pub(super) stamp: Option<String>,
     /// A copy of a file that may still be written.
@@ -60,46 +56,49 @@ impl Identifier {
         format!("/proc/{}/map_files/{start:x}-{end:x}", self.pid)
     }
 
-    /// Opens the file behind a mapping, even if it has been deleted. Others notice that
-    /// ([`super::untraced`]).
+    /// Opens the file behind a mapping, even if it has been deleted.
     pub(super) fn open(&self, m: &Mapping) -> io::Result<File> {
-        let direct = open_unleased(&self.map_file((m.start, m.end)), OFlags::RDONLY);
+        self.open_mapped((m.start, m.end), &m.name, m.inode)
+    }
+
+    pub(super) fn open_mapped(&self, at: (u64, u64), name: &[u8], inode: u64) -> io::Result<File> {
+        let direct = File::open(self.map_file(at));
         direct.or_else(|refused| match refused.kind() {
             // Without the privilege for map_files, open it by name.
-            io::ErrorKind::PermissionDenied => self.open_named(&m.name, m.inode, OFlags::RDONLY),
+            io::ErrorKind::PermissionDenied => self.open_named(name, inode),
             _ => Err(refused),
         })
     }
 
     /// Opens a file by name in the process's root, if it is still the same file.
-    pub(super) fn open_named(&self, name: &[u8], inode: u64, how: OFlags) -> io::Result<File> {
-        let found = self.look_up(name, inode)?;
-        open_unleased(&format!("/proc/self/fd/{}", found.as_raw_fd()), how)
-    }
-
-    /// Finds a file by name in the process's root, if it is still the same file (`O_PATH`). The
-    /// kernel reported the name without symbolic links. So a symbolic link in the name now would
-    /// lead to another file.
-    pub(super) fn look_up(&self, name: &[u8], inode: u64) -> io::Result<File> {
-        let how = OFlags::PATH | OFlags::CLOEXEC;
-        let root = open(format!("/proc/{}/root", self.pid), how, Mode::empty())?;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        check_inode(openat2(root, name, how, Mode::empty(), resolve)?.into(), inode)
+    pub(super) fn open_named(&self, name: &[u8], inode: u64) -> io::Result<File> {
+        check_inode(self.open_in_root(name, OFlags::RDONLY)?, inode)
     }
 
     /// Opens the object behind a mapping of shared memory.
     /// Without CAP_CHECKPOINT_RESTORE it can be opened only by name.
     pub(super) fn open_object(&self, m: &Mapping) -> io::Result<File> {
-        let direct = open_unleased(&self.map_file((m.start, m.end)), OFlags::RDWR);
+        let mut how = File::options();
+        how.read(true).write(true);
+        let direct = how.open(self.map_file((m.start, m.end)));
         let opened = direct.or_else(|refused| match refused.kind() {
             // A shim that runs as root does not open by name: another user could have put a file of
             // that name there.
             io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
-                self.open_named(&m.name, m.inode, OFlags::RDWR)
+                self.open_in_root(&m.name, OFlags::RDWR)
             }
             _ => Err(refused),
         });
         opened.and_then(|file| check_inode(file, m.inode))
+    }
+
+    /// Opens a path in the process's root. The kernel reported the name without symbolic links. So
+    /// a symbolic link in the name now would lead to another file.
+    fn open_in_root(&self, name: &[u8], how: OFlags) -> io::Result<File> {
+        let root = File::open(format!("/proc/{}/root", self.pid))?;
+        let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
     /// The location of a file that need not be sent: it is stored on the guest's node, or it is
@@ -131,8 +130,7 @@ impl Identifier {
     /// The location of a file of home, as the guest's node sees it.
     fn location_at_home(&self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
         let MountableFiles::Of(node) = self.showable else { return None };
-        // The guest's node would open the file through home's file server.
-        if meta.size() < MIN_REMOTE_MAP_BYTES || would_break_lease(meta, OFlags::RDONLY) {
+        if meta.size() < MIN_REMOTE_MAP_BYTES {
             return None;
         }
         // Its path must lead to the same file from Tern's own root. It does not if the file was
@@ -146,20 +144,16 @@ impl Identifier {
         Some(NodeFile { node, path: path.to_vec(), number, credentials })
     }
 
-    /// The file in which the hash of a file's content is kept.
-    fn hash_note(&self, meta: &fs::Metadata) -> PathBuf {
-        self.cache_dir.join("hashes").join(stamp(meta))
-    }
-
-    /// The hash of content that was computed before.
-    fn known_hash(&self, meta: &fs::Metadata) -> Option<ContentHash> {
-        fs::read(self.hash_note(meta)).ok()?.try_into().ok().map(ContentHash)
-    }
-
-    /// Computes the hash of a file's content, and keeps it for other processes if `is_kept`.
-    fn hash(&self, file: &FileContent, meta: &fs::Metadata, is_kept: bool) -> io::Result<ContentHash> {
+    fn hash(&self, file: &File, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
+        let note = self.cache_dir.join("hashes").join(stamp(meta));
+        if settled
+            && let Ok(bytes) = fs::read(&note)
+            && let Ok(hash) = bytes.try_into()
+        {
+            return Ok(ContentHash(hash));
+        }
         let mut hasher = blake3::Hasher::new();
-        let mut buffer = vec![0; PIECE_BYTES];
+        let mut buffer = vec![0; 256 << 10];
         let mut at = 0;
         loop {
             let n = file.read_at(&mut buffer, at)?;
@@ -170,26 +164,21 @@ impl Identifier {
             at += n as u64;
         }
         let hash = ContentHash(*hasher.finalize().as_bytes());
-        if is_kept {
+        if settled {
             // A failure to write the cache only costs time later.
-            let _unwritable = fs::create_dir_all(self.cache_dir.join("hashes"))
-                .and_then(|()| fs::write(self.hash_note(meta), hash.0));
+            let _unwritable =
+                fs::create_dir_all(self.cache_dir.join("hashes")).and_then(|()| fs::write(note, hash.0));
         }
         Ok(hash)
     }
 
-    /// Identifies the file of a mapping. `is_object` is whether the mapping is shared memory, and
-    /// `descriptors` returns those of the process. Returns `None` for a private mapping of
-    /// /dev/zero.
-    pub(super) fn identify<'a>(
-        &self,
-        m: &Mapping,
-        is_object: bool,
-        descriptors: impl FnOnce() -> &'a Descriptors,
-    ) -> Result<Option<IdentifiedFile>, Unmovable> {
+    /// Identifies the file of a mapping. `is_object` is whether the mapping is shared memory.
+    /// Returns `None` for a private mapping of /dev/zero.
+    pub(super) fn identify(&self, m: &Mapping, is_object: bool) -> Result<Option<IdentifiedFile>, Unmovable> {
         let unreadable = |_e: io::Error| unreadable(&m.name);
-        let found = self.look(m).map_err(unreadable)?;
-        let meta = found.metadata().map_err(unreadable)?;
+        let file = if is_object { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;
+        let meta = file.metadata().map_err(unreadable)?;
+        let mapped_at = (m.start, m.end);
         let reference = |size, hash, shareable, location| FileRef {
             device: m.device,
             inode: m.inode,
@@ -200,11 +189,9 @@ impl Identifier {
             is_object,
             location,
         };
-        let identified = |file, stamp, descriptor, copy| {
-            Ok(Some(IdentifiedFile { file, mapping: m.clone(), descriptor, stamp, copy }))
-        };
         if is_object {
-            return identified(reference(meta.size(), ContentHash([0; 32]), false, None), None, None, None);
+            let file = reference(meta.size(), ContentHash([0; 32]), false, None);
+            return Ok(Some(IdentifiedFile { file, mapped_at, stamp: None, copy: None }));
         }
         if meta.file_type().is_char_device() && meta.rdev() == DEV_ZERO {
             return Ok(None);
@@ -216,32 +203,19 @@ impl Identifier {
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
         let stamped = settled.then(|| stamp(&meta));
-        if let Some(location) = self.location(m, &found, &meta) {
+        if let Some(location) = self.location(m, &file, &meta) {
             let hash = version_hash(location.node, stamped.as_deref());
-            return identified(
-                reference(meta.size(), hash, false, Some(Box::new(location))),
-                stamped,
-                None,
-                None,
-            );
+            let file = reference(meta.size(), hash, false, Some(Box::new(location)));
+            return Ok(Some(IdentifiedFile { file, mapped_at, stamp: stamped, copy: None }));
         }
-        let descriptor = descriptors().get(&meta);
+        let copied = !settled && meta.size() <= MAX_COPY_BYTES;
+        let copy = if copied { Some(copy(&file).map_err(unreadable)?) } else { None };
+        let size = copy.as_ref().map_or(Ok(meta.size()), |copy| copy.metadata().map(|m| m.size()));
+        let size = size.map_err(unreadable)?;
+        let hash = self.hash(copy.as_ref().unwrap_or(&file), &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;
-        if settled && let Some(hash) = self.known_hash(&meta) {
-            return identified(reference(meta.size(), hash, shareable, None), stamped, descriptor, None);
-        }
-        let content = self.content(m, &found, descriptor).map_err(unreadable)?;
-        let is_proven = !matches!(content, FileContent::ShownByProcess(_));
-        let shareable = shareable && is_proven;
-        if settled || meta.size() > MAX_COPY_BYTES {
-            let hash = self.hash(&content, &meta, settled && is_proven).map_err(unreadable)?;
-            return identified(reference(meta.size(), hash, shareable, None), stamped, descriptor, None);
-        }
-        let copy = copy(&content).map_err(unreadable)?;
-        let size = copy.metadata().map_err(unreadable)?.size();
-        let content = copy.try_clone().map_err(unreadable)?.into();
-        let hash = self.hash(&content, &meta, false).map_err(unreadable)?;
-        identified(reference(size, hash, shareable, None), stamped, descriptor, Some(copy))
+        let file = reference(size, hash, shareable, None);
+        Ok(Some(IdentifiedFile { file, mapped_at, stamp: stamped, copy }))
     }
 }
 
@@ -250,9 +224,9 @@ pub(super) fn check_inode(file: File, inode: u64) -> io::Result<File> {
 }
 
 /// Copies a file into a memfd.
-fn copy(content: &FileContent) -> io::Result<File> {
+fn copy(file: &File) -> io::Result<File> {
     let mut copy = File::from(rustix::fs::memfd_create("tern-copy", rustix::fs::MemfdFlags::CLOEXEC)?);
-    io::copy(&mut At { content, offset: 0 }.take(MAX_COPY_BYTES), &mut copy)?;
+    io::copy(&mut At { file, offset: 0 }.take(MAX_COPY_BYTES), &mut copy)?;
     Ok(copy)
 }
 

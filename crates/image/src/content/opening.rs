@@ -1,12 +1,9 @@
 //! Opening the mapped files of a process at its home, to send their content or to map them again.
 
+use super::HomeFiles;
 use super::identify::{Identifier, stamp};
 use super::reader::OpenContent;
-use super::untraced::Descriptors;
-use super::{FileContent, HomeFiles};
 use crate::layout::FileRef;
-use rustix::fs::OFlags;
-use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -14,10 +11,12 @@ use tern_ids::ContentHash;
 use tern_tracee::procfs::{self, Mapping};
 
 impl HomeFiles {
-    /// Whether a file that was unmapped after it was identified still has its name.
-    #[must_use]
-    pub fn has_name(&self, file: &FileRef) -> bool {
-        self.identifier.look_up(&file.path, file.inode).is_ok()
+    /// Opens a file that was unmapped after it was identified.
+    ///
+    /// # Errors
+    /// If its name refers to another file now.
+    pub fn open_by_name(&self, file: &FileRef) -> io::Result<File> {
+        self.identifier.open_named(&file.path, file.inode)
     }
 
     /// The identified files with this content.
@@ -32,19 +31,15 @@ impl HomeFiles {
         let known = self.identified.get(&(file.device, file.inode)).filter(|k| k.file.hash == file.hash);
         let Some(known) = known else { return self.open_any(file) };
         if let Some(copy) = &known.copy {
-            let copy = copy.try_clone().map(FileContent::File);
+            let copy = copy.try_clone();
             return Box::new(|| copy);
         }
-        let (identifier, expected) = (self.identifier.clone(), known.stamp.clone());
-        let (mapping, descriptor) = (known.mapping.clone(), known.descriptor);
+        let (identifier, file) = (self.identifier.clone(), file.clone());
+        let (mapped_at, expected) = (known.mapped_at, known.stamp.clone());
         Box::new(move || {
-            let found = identifier.look(&mapping)?;
+            let found = identifier.open_mapped(mapped_at, &file.path, file.inode)?;
             let is_same = expected == Some(stamp(&found.metadata()?));
-            if is_same {
-                identifier.content(&mapping, &found, descriptor)
-            } else {
-                Err(io::ErrorKind::NotFound.into())
-            }
+            if is_same { Ok(found) } else { Err(io::ErrorKind::NotFound.into()) }
         })
     }
 
@@ -53,18 +48,14 @@ impl HomeFiles {
     pub fn open_any(&self, file: &FileRef) -> OpenContent {
         let mut same = self.identified.values().filter(|known| known.file.hash == file.hash);
         if let Some(copy) = same.find_map(|known| known.copy.as_ref()) {
-            let copy = copy.try_clone().map(FileContent::File);
+            let copy = copy.try_clone();
             return Box::new(|| copy);
         }
         let candidates: Vec<FileRef> = [file].into_iter().chain(self.by_hash(file.hash)).cloned().collect();
         let identifier = self.identifier.clone();
         Box::new(move || {
             let maps = procfs::maps(identifier.pid).map_err(io::Error::other)?;
-            identifier.open_any(&candidates, &by_file(&maps), |m| {
-                let found = identifier.look(m)?;
-                let descriptor = Descriptors::of(identifier.pid).get(&found.metadata()?);
-                identifier.content(m, &found, descriptor)
-            })
+            identifier.open_any(&candidates, &by_file(&maps))
         })
     }
 
@@ -74,30 +65,22 @@ impl HomeFiles {
     /// # Errors
     /// If no file with this content can be opened any more.
     pub fn open_like(&self, file: &FileRef, mapped: &HashMap<(u64, u64), &Mapping>) -> io::Result<File> {
-        let descriptors = OnceCell::new();
-        let list = || descriptors.get_or_init(|| Descriptors::of(self.identifier.pid));
-        self.identifier.open_any([file].into_iter().chain(self.by_hash(file.hash)), mapped, |m| {
-            let meta = self.identifier.look(m)?.metadata()?;
-            let duplicate = list().get(&meta).and_then(|number| self.identifier.duplicate(number, &meta));
-            duplicate.map_or_else(|| self.identifier.open(m), Ok)
-        })
+        self.identifier.open_any([file].into_iter().chain(self.by_hash(file.hash)), mapped)
     }
 }
 
 impl Identifier {
-    /// Opens the first of these files that can be opened, by its mapping (`open_mapped`) or by its
-    /// name.
-    fn open_any<'a, T: From<File>>(
+    /// Opens the first of these files that can be opened, by its mapping or by its name.
+    fn open_any<'a>(
         &self,
         files: impl IntoIterator<Item = &'a FileRef>,
         mapped: &HashMap<(u64, u64), &Mapping>,
-        open_mapped: impl Fn(&Mapping) -> io::Result<T>,
-    ) -> io::Result<T> {
+    ) -> io::Result<File> {
         let mut first_error = None;
         for file in files {
             let opened = match mapped.get(&(file.device, file.inode)) {
-                Some(mapping) => open_mapped(mapping),
-                None => self.open_named(&file.path, file.inode, OFlags::RDONLY).map(T::from),
+                Some(mapping) => self.open(mapping),
+                None => self.open_named(&file.path, file.inode),
             };
             match opened {
                 Ok(file) => return Ok(file),

@@ -3,11 +3,15 @@
 //! A file system may delay the opening and reading of a file, so a separate thread does both. It
 //! reads the files in the order of the requests, and a few pieces ahead.
 
-use super::{At, FileContent, PIECE_BYTES};
+use super::At;
+use std::fs::File;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 use tern_tracee::threads;
+
+/// Bytes of a file's content in one message.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// Number of pieces that are read ahead.
 const PIECES_AHEAD: usize = 3;
@@ -19,7 +23,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const STACK_SIZE: usize = 128 << 10;
 
 /// Opens a file. May wait for its file system.
-pub type OpenContent = Box<dyn FnOnce() -> io::Result<FileContent> + Send>;
+pub type OpenContent = Box<dyn FnOnce() -> io::Result<File> + Send>;
 
 /// Reads the contents of files in a thread of its own. The thread ends when this reader is dropped;
 /// if the thread is then waiting for a file system, it ends when the file system answers.
@@ -99,9 +103,9 @@ fn read_files(queue: Receiver<Request>, pieces: &SyncSender<io::Result<Vec<u8>>>
 
 /// Reads a file until its end, or until `send` returns false. Returns whether it read all of it.
 fn read_file(request: Request, send: &dyn Fn(io::Result<Vec<u8>>) -> bool) -> io::Result<bool> {
-    let (content, mut offset) = ((request.open)()?, 0);
+    let (file, mut offset) = ((request.open)()?, 0);
     loop {
-        let piece = read_piece(&content, offset, request.size)?;
+        let piece = read_piece(&file, offset, request.size)?;
         offset += piece.len() as u64;
         if !send(Ok(piece)) {
             return Ok(false);
@@ -117,10 +121,10 @@ fn read_file(request: Request, send: &dyn Fn(io::Result<Vec<u8>>) -> bool) -> io
 ///
 /// # Errors
 /// Those of the file; `InvalidData` if a file without a location has become shorter.
-fn read_piece(content: &FileContent, offset: u64, (size, may_shrink): (u64, bool)) -> io::Result<Vec<u8>> {
+fn read_piece(file: &File, offset: u64, (size, may_shrink): (u64, bool)) -> io::Result<Vec<u8>> {
     let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(PIECE_BYTES);
     let mut piece = Vec::with_capacity(want);
-    let mut reader = At { content, offset };
+    let mut reader = At { file, offset };
     (&mut reader).take(want as u64).read_to_end(&mut piece)?;
     if piece.len() < want && may_shrink {
         piece.resize(want, 0);
@@ -134,7 +138,6 @@ fn read_piece(content: &FileContent, offset: u64, (size, may_shrink): (u64, bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
     use std::io::Write;
 
     /// Waits for the next piece.
@@ -152,7 +155,7 @@ mod tests {
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = File::from(memory);
         file.write_all(content).unwrap();
-        Box::new(move || Ok(file.into()))
+        Box::new(move || Ok(file))
     }
 
     fn start() -> (ContentReader, Receiver<()>) {
