@@ -290,8 +290,7 @@ impl ProcessImage {
         let status = procfs::status(memory.pid())?;
         let changed = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
-            let must_set = *action != DEFAULT_ACTION || may_differ(changed, at);
-            if !must_set {
+            if *action == DEFAULT_ACTION && !may_differ(changed, at) {
                 continue;
             }
             // To set an action that ignores the signal discards it if it waits, although it is

@@ -105,8 +105,8 @@ fn time_and_moves_of_a_process_are_shown_when_it_is_home_again() {
     let is_over = || pids(&cluster, 1, "tern-shim").is_ok_and(|shims| shims.is_empty());
     wait_until("its shim ends", EVENT_TIMEOUT, is_over).unwrap();
     let home = row();
-    let is_more = home.cpu_seconds >= away.cpu_seconds && home.migrations >= away.migrations;
-    assert!(is_more && home.migrations > 0, "{home:?}, away {away:?}");
+    // The shim also counted that the new program was sent after the execve.
+    assert!(home.cpu_seconds >= away.cpu_seconds && home.migrations > 0, "{home:?}, away {away:?}");
     finish(&cluster, jobs).unwrap();
 }
 
