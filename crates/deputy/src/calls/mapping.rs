@@ -71,7 +71,7 @@ impl Shim {
                 return Poll::Ready(described);
             }
             let since = *described.shared_since.get_or_insert_with(Instant::now);
-            let shared = match self.share_mapped_file(tid, object) {
+            let shared = match self.share_mapped_file(tid, object, since) {
                 Poll::Pending if since.elapsed() > MAX_SHARING => {
                     Poll::Ready(Err("its file system does not answer".into()))
                 }
@@ -227,7 +227,11 @@ impl Process {
         let is_checked = requests > 0 || is_new_object || is_kept && !mapping.shared;
         match if is_checked { Sharing::None } else { self.sharing_of(mapping) } {
             Sharing::None => {}
-            Sharing::New if shares_files => drop(self.files.new_objects.insert(object::id(mapping))),
+            Sharing::New if shares_files => {
+                // Its size may have changed since it was an object.
+                self.files.forget_objects();
+                self.files.new_objects.insert(object::id(mapping));
+            }
             Sharing::New | Sharing::AtHome => return AT_HOME,
         }
         match requests {

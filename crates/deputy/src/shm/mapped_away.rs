@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::object::{self, Extent, ObjectId};
 use tern_syscall::ByteBuf;
@@ -34,17 +35,23 @@ pub(crate) type Pieces = Vec<(u64, ByteBuf)>;
 impl Shim {
     /// Makes a file that a thread away has just mapped shared memory of its process, and returns its
     /// content. Pending while a worker opens or reads the file; the worker then wakes the main loop.
+    /// `since` tells this attempt from an earlier one, whose content is old.
     ///
     /// # Errors
     /// Why the file must be mapped at home.
-    pub(crate) fn share_mapped_file(&mut self, tid: HomePid, id: ObjectId) -> Poll<Result<Pieces, String>> {
-        match self.try_to_share(tid, id) {
+    pub(crate) fn share_mapped_file(
+        &mut self,
+        tid: HomePid,
+        id: ObjectId,
+        since: Instant,
+    ) -> Poll<Result<Pieces, String>> {
+        match self.try_to_share(tid, id, since) {
             Ok(content) => content.map(Ok),
             Err(why) => Poll::Ready(Err(why)),
         }
     }
 
-    fn try_to_share(&mut self, tid: HomePid, id: ObjectId) -> Result<Poll<Pieces>, String> {
+    fn try_to_share(&mut self, tid: HomePid, id: ObjectId, since: Instant) -> Result<Poll<Pieces>, String> {
         let gone = || "it has ended".to_owned();
         let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
         let process = process.ok_or_else(gone)?;
@@ -63,7 +70,8 @@ impl Shim {
             if !is_nameless && process.files.objects.len() >= MAX_OBJECTS {
                 return Err("it has mapped too many".into());
             }
-            let opened = if is_nameless { Some(open()) } else { self.shared_memory.open_in_worker(id, open) };
+            let opened =
+                if is_nameless { Some(open()) } else { self.shared_memory.open_in_worker((id, since), open) };
             let Some(opened) = opened else { return Ok(Poll::Pending) };
             opened.and_then(|file| self.track_object(id, file)).map_err(|error| error.to_string())?;
             if is_nameless {
@@ -76,7 +84,7 @@ impl Shim {
             return Err("another of its threads uses the file".into());
         }
         self.shared_memory
-            .read_unshared(id, pid)
+            .read_unshared(id, pid, since)
             .map_or(Ok(Poll::Pending), |content| content.map(Poll::Ready))
     }
 

@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::Instant;
 use tern_ids::{HomePid, MigrationId};
 use tern_image::object::{ObjectId, SharedObjects};
 
@@ -34,9 +35,9 @@ pub(crate) struct SharedMemory {
     opener_scans: ScanThread<OpenerQuestion, Opener>,
     map_scans: ScanThread<MapQuestion, Result<SharedMaps, i32>>,
     /// Opens of files that processes away have mapped.
-    file_opens: ScanThread<ObjectId, io::Result<File>>,
+    file_opens: ScanThread<(ObjectId, Instant), io::Result<File>>,
     /// Reads of such files.
-    file_reads: ScanThread<(ObjectId, HomePid), Result<Pieces, String>>,
+    file_reads: ScanThread<(ObjectId, Instant), Result<Pieces, String>>,
     waker: Waker,
 }
 
@@ -219,10 +220,10 @@ impl SharedMemory {
     /// Opens the file of an object in a worker. None if it has not ended.
     pub(super) fn open_in_worker(
         &mut self,
-        id: ObjectId,
+        attempt: (ObjectId, Instant),
         open: impl FnOnce() -> io::Result<File> + Send + 'static,
     ) -> Option<io::Result<File>> {
-        self.file_opens.poll(id, open)
+        self.file_opens.poll(attempt, open)
     }
 
     /// The content of an object that only this process maps and has open, read by a worker. None if it
@@ -230,12 +231,17 @@ impl SharedMemory {
     ///
     /// # Errors
     /// If another process has it, or may have it; if the content is too large, or cannot be read.
-    pub(super) fn read_unshared(&mut self, id: ObjectId, pid: HomePid) -> Option<Result<Pieces, String>> {
+    pub(super) fn read_unshared(
+        &mut self,
+        id: ObjectId,
+        pid: HomePid,
+        since: Instant,
+    ) -> Option<Result<Pieces, String>> {
         let (Some(file), Some(inode)) = (self.objects.get(id), self.inode_of(id)) else {
             return Some(Err("it is not open".into()));
         };
         let file = Arc::clone(file);
-        self.file_reads.poll((id, pid), move || read_unshared(id, &file, inode, pid))
+        self.file_reads.poll((id, since), move || read_unshared(id, &file, inode, pid))
     }
 
     /// Readable when an object was opened by name.
