@@ -35,7 +35,7 @@ pub(crate) type Pieces = Vec<(u64, ByteBuf)>;
 impl Shim {
     /// Makes a file that a thread away has just mapped shared memory of its process, and returns its
     /// content. Pending while a worker opens or reads the file; the worker then wakes the main loop.
-    /// `since` tells this attempt from an earlier one, whose content is old.
+    /// The content of an earlier attempt is old, so `since` identifies this one.
     ///
     /// # Errors
     /// Why the file must be mapped at home.
