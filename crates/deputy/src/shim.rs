@@ -143,6 +143,11 @@ impl Shim {
         self.processes.values_mut().find(|process| has(process))
     }
 
+    /// As [`process_of_thread`](Self::process_of_thread), for reading.
+    pub(crate) fn find_process(&self, tid: HomePid) -> Option<&Process> {
+        self.processes.values().find(|process| process.threads.contains_key(&tid))
+    }
+
     /// Sends a message about a process, or about one of its threads, to the peer that holds its
     /// guest.
     pub(crate) fn send(&mut self, tag: HomePid, message: &Message) {

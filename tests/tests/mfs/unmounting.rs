@@ -46,7 +46,7 @@ fn file_system_is_unmounted_after_other_nodes_have_looked_at_it() {
     assert_eq!(said.next().unwrap().unwrap(), "content");
     assert_eq!(said.next().unwrap().unwrap(), "closed");
     wait_until("the file system is unmounted", TIMEOUT, || unmounts(&cluster, "/tmp/d")).unwrap();
-    // What is there now is seen.
+    // Other nodes see the directory that was below the mount.
     cluster.run(2, &["sh", "-ec", "mkdir -p /tmp/d/a; echo now > /tmp/d/a/now"]).unwrap();
     assert_eq!(cluster.run(1, &["cat", "/mfs/2/tmp/d/a/now"]).unwrap(), b"now\n");
     assert!(cluster.run(1, &["ls", "/mfs/2/tmp/d/a/b"]).is_err());
@@ -54,8 +54,8 @@ fn file_system_is_unmounted_after_other_nodes_have_looked_at_it() {
     assert!(reader.wait().unwrap().success());
 }
 
-/// The server keeps no descriptor of what a process elsewhere has as its working directory, and
-/// finds it again, also after a local program has given it another name.
+/// A process on another node keeps its working directory after a local program has renamed the
+/// directory, although the server keeps no descriptor of it.
 #[test]
 fn idle_directory_is_found_again_by_its_handle() {
     let cluster = looked_at("mfsidle");

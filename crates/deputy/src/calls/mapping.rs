@@ -96,15 +96,14 @@ impl Shim {
 
     /// Whether a thread's process shares this object, so that its guest's node has the content.
     fn shares(&self, tid: HomePid, id: ObjectId) -> bool {
-        let mut processes = self.processes.values();
-        let process = processes.find(|process| process.threads.contains_key(&tid));
         // Anonymous memory that was made just now is not open yet.
-        process.is_some_and(|process| process.files.objects.contains(&id)) && self.shared_memory.contains(id)
+        self.find_process(tid).is_some_and(|process| process.files.objects.contains(&id))
+            && self.shared_memory.contains(id)
     }
 
     /// Whether the descriptor that a thread's mmap maps is of this object.
     fn maps_object(&self, tid: HomePid, id: ObjectId) -> bool {
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
+        let process = self.find_process(tid);
         let current = process.and_then(|process| process.threads.get(&tid)?.current.as_ref());
         let object = process
             .zip(current)

@@ -4,6 +4,7 @@
 use crate::calls::result::rejected;
 use crate::process::Process;
 use crate::shim::Shim;
+use crate::shm::objects::is_nameless;
 use crate::shm::openers::{Opener, file_id};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -67,7 +68,7 @@ impl Shim {
         if self.shared_memory.is_empty() {
             return None;
         }
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
+        let process = self.find_process(tid)?;
         if passes_descriptors(&request.call) && self.has_object_with_descriptor(process) {
             return Some(process.pid);
         }
@@ -88,10 +89,7 @@ impl Shim {
     fn has_object_with_descriptor(&self, process: &Process) -> bool {
         let objects = process.files.objects.iter().filter_map(|id| self.shared_memory.objects().get(*id));
         process.is_away()
-            && objects.map(|file| object_name(file)).any(|name| {
-                !name.as_os_str().as_bytes().starts_with(b"/dev/zero")
-                    && !name.as_os_str().as_bytes().starts_with(b"/SYSV")
-            })
+            && objects.map(|file| object_name(file)).any(|name| !is_nameless(name.as_os_str().as_bytes()))
     }
 
     /// The object that a call of this process reads, writes, maps or closes by a descriptor.
@@ -148,7 +146,7 @@ impl Shim {
         if self.shared_memory.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
             return None;
         }
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
+        let process = self.find_process(tid)?;
         if process.in_parent_memory || nr == libc::SYS_exit && process.live_threads().count() > 1 {
             return None;
         }

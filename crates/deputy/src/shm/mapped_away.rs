@@ -3,6 +3,7 @@
 //! process left: the guest's node gets the content that the file has now. Otherwise the process maps
 //! the file at home.
 
+use super::objects::is_nameless;
 use super::openers::{Opener, find_opener};
 use super::sharers::scan_shared_maps;
 use crate::calls::current::CurrentCall;
@@ -53,8 +54,7 @@ impl Shim {
 
     fn try_to_share(&mut self, tid: HomePid, id: ObjectId, since: Instant) -> Result<Poll<Pieces>, String> {
         let gone = || "it has ended".to_owned();
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
-        let process = process.ok_or_else(gone)?;
+        let process = self.find_process(tid).ok_or_else(gone)?;
         let pid = process.pid;
         if !matches!(process.state, State::Away) {
             return Err("its process is on its way".into());
@@ -64,7 +64,7 @@ impl Shim {
             let mapping = maps.iter().find(|m| m.shared && object::id(m) == id).ok_or_else(gone)?;
             let open = process.files.object_opener(mapping);
             let open = move || open().and_then(check_file_system);
-            let is_nameless = mapping.name.starts_with(b"/dev/zero");
+            let is_nameless = is_nameless(&mapping.name);
             // The kernel opens anonymous memory at once. A file's server may delay an open.
             // munmap is not noticed, so the files of a process away only become more.
             if !is_nameless && process.files.objects.len() >= MAX_OBJECTS {
@@ -90,8 +90,7 @@ impl Shim {
 
     /// Whether another thread of a thread's process makes a call on the content of this object.
     fn is_accessed_by_others(&self, tid: HomePid, id: ObjectId) -> bool {
-        let process = self.processes.values().find(|process| process.threads.contains_key(&tid));
-        let Some(process) = process else { return false };
+        let Some(process) = self.find_process(tid) else { return false };
         let others = process.threads.values().filter(|thread| thread.tid != tid);
         // An mmap of the same file waits.
         let uses = |call: &&CurrentCall| i64::from(call.request.call.nr) != libc::SYS_mmap;

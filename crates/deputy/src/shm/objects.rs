@@ -12,6 +12,12 @@ use tern_image::{Reserve, layout};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::stop::Stopped;
 
+/// Whether an object with this name, as the kernel reports it, has no name by which a process could
+/// open it, and no descriptor: MAP_SHARED memory without a file, and System V segments.
+pub(super) fn is_nameless(name: &[u8]) -> bool {
+    name.starts_with(b"/dev/zero") || name.starts_with(b"/SYSV")
+}
+
 impl Shim {
     /// Opens the memory that these seized processes share, unless another process has it open too.
     pub(crate) fn open_objects(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
@@ -69,8 +75,7 @@ impl Shim {
             match process.files.open_object(m) {
                 Ok(file) => {
                     self.track_object(id, file).map_err(|error| error.to_string())?;
-                    let nameless = m.name.starts_with(b"/dev/zero") || m.name.starts_with(b"/SYSV");
-                    if !nameless {
+                    if !is_nameless(&m.name) {
                         self.shared_memory.uncheck(id);
                     }
                     return Ok(());

@@ -2,8 +2,8 @@
 //!
 //! Home's kernel does not know that time. While a shim holds a process it keeps the time in memory.
 //! When it detaches from a process at home, it saves the time in a file ([`used_away`]), where `mps`
-//! finds it. The next shim that seizes the process reads it there. If the process ends at home while its parent is away,
-//! the parent's shim adds the saved time to the result of the parent's wait.
+//! finds it. The next shim that seizes the process reads it there. If the process ends at home while
+//! its parent is away, the parent's shim adds the saved time to the result of the parent's wait.
 //!
 //! An entry belongs to a process identified by pid and start time. Parents that run untraced at
 //! home never collect their children's entries; those left over are removed when a shim ends.

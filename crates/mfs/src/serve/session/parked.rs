@@ -8,8 +8,8 @@
 //! then the object is forgotten.
 //!
 //! An object of a file system without handles, or on which other machines act, is forgotten, and
-//! its client looks it up by name. Not for a session with renewable leases, whose client may use the
-//! object's name and attributes without a request.
+//! its client looks it up by name. But a client with renewable leases may use an object's name and
+//! attributes without a request, so the objects of its session stay.
 
 use super::{HeldObject, ObjectState, Objects, Session};
 use crate::lock;
@@ -81,7 +81,7 @@ impl Mount {
     }
 }
 
-/// What is kept of a parked object.
+/// A parked object: its handle, and its place.
 #[derive(Debug)]
 pub(super) struct ParkedObject {
     mount: Arc<Mount>,
