@@ -157,3 +157,29 @@ fn lock_holder_sees_writes_under_the_previous_lock() {
         there.request(&format!("a {how} none"));
     }
 }
+
+/// An open for writing recalls the leases of other nodes. If such a recall makes the kernel discard
+/// attributes that it has requested for a read, the read finds the old end of the file.
+#[test]
+fn lock_holder_finds_the_end_although_another_node_opens_the_file() {
+    let cluster = mounted("mfslockend").unwrap();
+    cluster.run(2, &["sh", "-c", ": > /tmp/locked"]).unwrap();
+    cluster.run(1, &["umount", "/mfs"]).unwrap();
+    let mount = "TERN_LATE_ATTRIBUTES=20 mount.mfs mymfs /mfs -o timeout=10";
+    cluster.run(1, &["sh", "-ec", mount]).unwrap();
+    let mut there = worker(&cluster, 1, THERE).unwrap();
+    let mut local = worker(&cluster, 2, "/tmp/locked").unwrap();
+    let opens = format!("while :; do : 3<>{THERE}; done");
+    let mut opener = cluster.command(3, "timeout").args(["60", "sh", "-c", &opens]).spawn().unwrap();
+    for round in 1..=40 {
+        local.request("a p alone wait");
+        local.request(&format!("add a {round}"));
+        local.request("a p none");
+        there.request("a p shared wait");
+        let is = there.request("look a");
+        assert_eq!(is, format!("size {0} read {0} last {round}", 4 * round), "round {round}");
+        there.request("a p none");
+    }
+    opener.kill().unwrap();
+    opener.wait().unwrap();
+}

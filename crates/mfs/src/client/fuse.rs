@@ -27,7 +27,7 @@ use fuser::{
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// TTL of values that are under no lease.
@@ -64,6 +64,15 @@ fn send_xattr(reply: ReplyXattr, size: u32, value: &[u8]) {
 /// Sends an entry reply.
 fn send_entry(reply: ReplyEntry, entry: &EntryReply) {
     entry.deliver(|ttl, name| reply.entry_with_ttls(&ttl, &name, &entry.attr, entry.generation));
+}
+
+/// How late to reply to FUSE_GETATTR. Set by tests, so that recalls come first.
+fn late_attributes() -> Option<Duration> {
+    static DELAY: OnceLock<Option<Duration>> = OnceLock::new();
+    *DELAY.get_or_init(|| {
+        let delay = std::env::var("TERN_LATE_ATTRIBUTES").ok()?;
+        delay.parse().ok().map(Duration::from_millis)
+    })
 }
 
 /// Maximum number of background requests (readahead) of the kernel in flight: more than the
@@ -115,6 +124,7 @@ impl Filesystem for MountedTree {
         // The kernel passes a handle only before a read and for SEEK_END, not for stat(2) and
         // fstat(2).
         respond!(reply, self.attributes(request, number, handle.is_some()), |attributes| {
+            late_attributes().into_iter().for_each(std::thread::sleep);
             attributes.deliver(|ttl, _| reply.attr(&ttl, &attributes.attr));
         });
     }

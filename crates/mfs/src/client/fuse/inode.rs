@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_ids::{Credentials, NodeId, inode_number};
 
@@ -73,8 +73,11 @@ pub(crate) struct Inode {
     after_change: Mutex<Option<(Attributes, ValidityStamp)>>,
     /// Its attributes as of the last FUSE_GETATTR before a read.
     for_read: Mutex<Option<(Attributes, ValidityStamp)>>,
-    /// Counts locks acquired on it here, plus one for the first request.
+    /// Counts locks acquired on it here, plus one for the first request. Leaves zero only under the
+    /// lock of `notices`.
     lock_events: AtomicU64,
+    /// Number of notifications about it that are being sent, and their end.
+    notices: (Mutex<usize>, Condvar),
     /// The version of the attributes that the kernel may have, and until when.
     kernel_version: Mutex<Option<(FileVersion, Instant)>>,
     /// The kinds of its extended attributes, with the lease under which they are cached.
@@ -191,8 +194,40 @@ impl Inode {
         // Afterwards the kernel has every reply that was being delivered, and later replies get no
         // TTL.
         self.peer.with_deliveries_paused(|| {
+            let _notices = lock(&self.notices.0);
             self.lock_events.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
         })
+    }
+
+    /// Sends a notification that makes the kernel discard the attributes in replies to earlier
+    /// requests; not if a program here has requested a lock.
+    ///
+    /// A program that has acquired a lock reads next, and must not find the old end of the file. The
+    /// kernel caches no attributes of such a file, so it asks before each read. It drops cached pages
+    /// then too, but those in a mapping stay until then.
+    pub(crate) fn notify_unless_locked(&self, notify: impl FnOnce()) {
+        let (sending, ended) = &self.notices;
+        let mut count = lock(sending);
+        if self.lock_events() > 0 {
+            return;
+        }
+        *count += 1;
+        drop(count);
+        notify();
+        *lock(sending) -= 1;
+        ended.notify_all();
+    }
+
+    /// Whether a notification is being sent. None follows after the first lock request.
+    pub(crate) fn is_being_notified(&self) -> bool {
+        *lock(&self.notices.0) > 0
+    }
+
+    /// Waits until no notification is being sent.
+    pub(crate) fn wait_for_notices(&self) {
+        let (sending, ended) = &self.notices;
+        let waited = ended.wait_while(lock(sending), |count| *count > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// A lock was acquired, and the reply follows: everything cached before is void.

@@ -158,11 +158,27 @@ pub(crate) fn set(
     if attempt.kind != LockKind::Unlocked && attempt.handle.inode.note_lock_request() {
         tree.invalidator.invalidate_attributes(attempt.handle.inode.number);
     }
+    if attempt.kind != LockKind::Unlocked && attempt.handle.inode.is_being_notified() {
+        // A notification waits for reads in progress, to which this thread may have to reply.
+        let tree = tree.clone();
+        return in_thread(move || {
+            attempt.handle.inode.wait_for_notices();
+            acquire(&tree, attempt, waiter, reply);
+        });
+    }
+    acquire(tree, attempt, waiter, reply);
+}
+
+fn acquire(tree: &Arc<Tree>, attempt: LockAttempt, waiter: Option<Waiter>, reply: ReplyEmpty) {
     let done = attempt.try_once(tree);
     let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return send_result(reply, done) };
     let tree = tree.clone();
-    let wait = move || send_result(reply, attempt.wait(&tree, &waiter));
-    // If there is no thread the reply is dropped, which fails the call.
+    in_thread(move || send_result(reply, attempt.wait(&tree, &waiter)));
+}
+
+/// Waits for a lock in a thread of its own. If there is no thread the reply is dropped, which fails
+/// the call.
+fn in_thread(wait: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name("lock".into()).spawn(wait) {
         tracing::warn!(%error, "cannot start a thread to wait for a lock; the call fails");
     }

@@ -130,7 +130,7 @@ fn receive_recalls(
             for inode in late.flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
                 if inode.clear_kernel_version() {
                     inode.pages.note_attribute_invalidation();
-                    invalidator.invalidate_attributes(inode.number);
+                    inode.notify_unless_locked(|| invalidator.invalidate_attributes(inode.number));
                 }
             }
         }
@@ -148,7 +148,7 @@ fn receive_recalls(
                 // attributes. So, except under renewable leases (above), the kernel revalidates by
                 // itself: soon if the file is open, otherwise when its name is looked up.
                 if !lease.is_after_change {
-                    invalidator.invalidate_inode(inode.number);
+                    inode.notify_unless_locked(|| invalidator.invalidate_inode(inode.number));
                     inode.note_local_change();
                 }
             }

@@ -118,6 +118,7 @@ impl InodeTable {
             after_change,
             for_read,
             lock_events,
+            notices: Default::default(),
             xattr_kinds,
             kernel_version,
         });
