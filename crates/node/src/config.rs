@@ -135,7 +135,7 @@ pub struct File {
     /// have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
-    /// Whether a process of this node stays away if it maps a file shared there; false.
+    /// Whether a process of this node stays away if it maps a file shared there; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_files: Option<bool>,
     /// Whether TCP connections move with their processes, in both directions; false. Needs root.

@@ -224,7 +224,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         guest_cpus: config.guest_cpus,
         shared: config.file.shared.clone().unwrap_or_default(),
         serves_files: serves_files(config),
-        shares_files: config.file.shared_files.unwrap_or(false),
+        shares_files: config.file.shared_files.unwrap_or(true),
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
     let mut child = spawn(&config.shim, &log)

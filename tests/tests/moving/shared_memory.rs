@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::{
-    TestProcess, await_up, configure, kill_daemon, pids, start_daemon, wait_until,
+    TestProcess, await_up, kill_daemon, pids, start_daemon, wait_until,
 };
 use tern_tests::programs::{Flavour, named};
 use tern_tests::runs::running::{ANNOUNCE, Running};
@@ -129,7 +129,6 @@ print('PASS')
 #[test]
 fn process_that_maps_shared_files_stays_away() -> Result<()> {
     let cluster = Cluster::without_quotas("mapsaway", 2)?;
-    configure(&cluster, 1, "shared_files = true")?;
     let mut running = Running::python(&cluster, &["-2"], SHARES, "shared")?;
     let place = cluster.location(running.pid)?.context("mps does not list it")?;
     let log = cluster.shim_logs(running.pid);

@@ -118,6 +118,6 @@ impl Process {
 
 /// Whether an object is in memory at home too.
 fn is_in_memory(object: &FileRef) -> bool {
-    let names: [&[u8]; 3] = [ANONYMOUS_NAME, b"/dev/shm/", b"/memfd:"];
+    let names: [&[u8]; 4] = [ANONYMOUS_NAME, b"/dev/shm/", b"/memfd:", b"/SYSV"];
     names.iter().any(|name| object.path.starts_with(name))
 }
