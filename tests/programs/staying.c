@@ -17,6 +17,7 @@
 enum { PAGE = 4096 };
 static char stack[64 << 10];
 static pid_t child;
+static int leased = -1;
 
 static void go_on(void)
 {
@@ -26,6 +27,8 @@ static void go_on(void)
 	while (going());
 	if (child > 0)
 		kill(child, SIGKILL);
+	if (leased >= 0)
+		CHECK_IS(fcntl(leased, F_GETLEASE), F_WRLCK);
 }
 
 static int sleeper(void *nothing)
@@ -123,6 +126,12 @@ int main(int argc, char **argv)
 		CHECK(segment >= 0);
 		CHECK(shmat(segment, NULL, 0) != (void *)-1);
 		CHECK_IS(shmctl(segment, IPC_RMID, NULL), 0);
+	} else if (strcmp(what, "leased") == 0) {
+		char name[] = "/tmp/leasedXXXXXX";
+		leased = mkstemp(name);
+		CHECK(leased >= 0 && unlink(name) == 0 && ftruncate(leased, PAGE) == 0);
+		CHECK(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, leased, 0) != MAP_FAILED);
+		CHECK_IS(fcntl(leased, F_SETLEASE, F_WRLCK), 0); /* SIGIO kills if it is broken */
 	} else if (strcmp(what, "device") == 0) {
 		int fd = open("/dev/loop0", O_RDONLY);
 		CHECK(fd >= 0 && mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) != MAP_FAILED);

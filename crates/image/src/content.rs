@@ -24,7 +24,7 @@ pub use reader::{ContentReader, OpenContent};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::object::{self, ObjectId};
-use crate::process::Unmovable;
+use crate::unmovable::Unmovable;
 use identify::{IdentifiedFile, Identifier, current_stamp};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -3,8 +3,8 @@
 use crate::advice::MemoryAdvice;
 use crate::node_file::NodeFile;
 use crate::object::ObjectId;
-use crate::process::Unmovable;
 use crate::reserve::Reserve;
+use crate::unmovable::Unmovable;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use tern_ids::ContentHash;

@@ -32,12 +32,14 @@ pub mod process;
 pub mod reserve;
 pub mod sharing;
 pub mod thread;
+mod unmovable;
 
 pub use advice::MemoryAdvice;
 pub use layout::{Backing, FileRef, Layout, Region};
-pub use process::{ProcessImage, Unmovable};
+pub use process::ProcessImage;
 pub use reserve::Reserve;
 pub use thread::ThreadImage;
+pub use unmovable::Unmovable;
 
 /// Version of everything that this crate serialises. A node refuses other versions.
 pub const VERSION: u16 = 18;

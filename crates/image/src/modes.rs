@@ -1,7 +1,7 @@
 //! Settings of the processor and of the kernel that a program has made for itself, and that are not
 //! in force on another node. A process that has one is not moved.
 
-use crate::process::Unmovable;
+use crate::unmovable::Unmovable;
 use tern_tracee::batch::{BatchArea, InjectBatch, run_batches};
 use tern_tracee::inject::Injection;
 use tern_tracee::{Memory, Result};

@@ -183,6 +183,7 @@ pub const ENTRIES: &[Entry] = &[
     staying(&["secret"], "special mapping:"),
     staying(&["huge"], "huge pages:"),
     staying(&["sealed"], "sealed memory:"),
+    staying(&["leased"], "lease:"),
     staying(&["device"], "device mapping:"),
     staying(&["vdso"], "it has unmapped"),
     entry("epolls", Kind::Calls),

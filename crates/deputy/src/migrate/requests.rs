@@ -18,7 +18,7 @@ use tern_control::control_socket::{self, PendingRequest};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ConnectionRow, Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
 use tern_ids::{HomePid, MigrationId, NodeId};
-use tern_image::process::Unmovable;
+use tern_image::Unmovable;
 use tern_migrate::message::{Message, send};
 use tern_tracee::cpu::cpu_total_ns;
 use tern_tracee::procfs;

@@ -82,10 +82,10 @@ impl MigrationSource for OutgoingSource<'_> {
                 self.live_objects = live_objects.map(|file| (file.device, file.inode)).collect();
                 return Ok(Some(layout));
             }
-            if let Ok(layout) = layout
-                && layout.check().is_ok()
-                && layout.kernel_regions().count() == expected
-            {
+            // A reason to refuse the process counts only if it holds when the process is stopped. If
+            // a file could not be read, each further description would request it again.
+            let Ok(layout) = layout else { break };
+            if layout.check().is_ok() && layout.kernel_regions().count() == expected {
                 return Ok(Some(layout));
             }
         }

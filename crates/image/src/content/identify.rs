@@ -6,7 +6,8 @@ use super::{
 };
 use crate::layout::FileRef;
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
-use crate::process::Unmovable;
+use crate::object::ObjectId;
+use crate::unmovable::Unmovable;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -58,14 +59,19 @@ impl Identifier {
 
     /// Opens the file behind a mapping, even if it has been deleted.
     pub(super) fn open(&self, m: &Mapping) -> io::Result<File> {
-        self.open_mapped((m.start, m.end), &m.name, m.inode)
+        self.open_mapped((m.start, m.end), &m.name, (m.device, m.inode))
     }
 
-    pub(super) fn open_mapped(&self, at: (u64, u64), name: &[u8], inode: u64) -> io::Result<File> {
+    /// # Errors
+    /// `ResourceBusy` if the open would break a lease, and wait for its holder.
+    pub(super) fn open_mapped(&self, at: (u64, u64), name: &[u8], file: ObjectId) -> io::Result<File> {
+        if has_write_lease(file) {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
         let direct = File::open(self.map_file(at));
         direct.or_else(|refused| match refused.kind() {
             // Without the privilege for map_files, open it by name.
-            io::ErrorKind::PermissionDenied => self.open_named(name, inode),
+            io::ErrorKind::PermissionDenied => self.open_named(name, file.1),
             _ => Err(refused),
         })
     }
@@ -175,8 +181,12 @@ impl Identifier {
     /// Identifies the file of a mapping. `is_object` is whether the mapping is shared memory.
     /// Returns `None` for a private mapping of /dev/zero.
     pub(super) fn identify(&self, m: &Mapping, is_object: bool) -> Result<Option<IdentifiedFile>, Unmovable> {
-        let unreadable = |_e: io::Error| unreadable(&m.name);
-        let file = if is_object { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;
+        let file = if is_object { self.open_object(m) } else { self.open(m) };
+        let unreadable = |error: io::Error| match error.kind() {
+            io::ErrorKind::ResourceBusy => Unmovable::Leased(String::from_utf8_lossy(&m.name).into_owned()),
+            _ => unreadable(&m.name),
+        };
+        let file = file.map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
         let mapped_at = (m.start, m.end);
         let reference = |size, hash, shareable, location| FileRef {
@@ -223,6 +233,22 @@ pub(super) fn check_inode(file: File, inode: u64) -> io::Result<File> {
     if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
+/// Whether a process has a write lease on this file (fcntl(2)), which an open for reading would break.
+/// /proc/locks names a file by the device and inode that /proc/PID/maps shows, which on overlayfs and
+/// btrfs are not those of stat.
+fn has_write_lease(file: ObjectId) -> bool {
+    lists_write_lease(&fs::read_to_string("/proc/locks").unwrap_or_default(), file)
+}
+
+/// Whether `locks` (/proc/locks) lists a write lease on this file.
+fn lists_write_lease(locks: &str, (device, inode): ObjectId) -> bool {
+    let file = format!("{:02x}:{:02x}:{inode}", device >> 20, device & 0xf_ffff);
+    locks.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        matches!(fields[..], [_, "LEASE", _, kind, _, of, ..] if of == file && kind != "READ")
+    })
+}
+
 /// Copies a file into a memfd.
 fn copy(file: &File) -> io::Result<File> {
     let mut copy = File::from(rustix::fs::memfd_create("tern-copy", rustix::fs::MemfdFlags::CLOEXEC)?);
@@ -262,3 +288,21 @@ fn version_hash(node: NodeId, stamp: Option<&str>) -> ContentHash {
 
 /// The device number of /dev/zero: 1, 5.
 const DEV_ZERO: u64 = 1 << 8 | 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn write_lease_is_found() {
+        let locks = "1: POSIX  ADVISORY  WRITE 71 00:1f:5 0 EOF\n\
+                     2: LEASE  ACTIVE    READ  72 00:1f:6 0 EOF\n\
+                     3: LEASE  ACTIVE    WRITE 73 00:1f:7 0 EOF\n\
+                     4: LEASE  BREAKING  UNLCK 73 00:1f:8 0 EOF\n";
+        let leased = |device| -> Vec<u64> {
+            (5..10).filter(|inode| lists_write_lease(locks, (device, *inode))).collect()
+        };
+        assert_eq!(leased(31), [7, 8]);
+        assert_eq!(leased(30), [0; 0]);
+    }
+}

@@ -37,7 +37,7 @@ impl HomeFiles {
         let (identifier, file) = (self.identifier.clone(), file.clone());
         let (mapped_at, expected) = (known.mapped_at, known.stamp.clone());
         Box::new(move || {
-            let found = identifier.open_mapped(mapped_at, &file.path, file.inode)?;
+            let found = identifier.open_mapped(mapped_at, &file.path, (file.device, file.inode))?;
             let is_same = expected == Some(stamp(&found.metadata()?));
             if is_same { Ok(found) } else { Err(io::ErrorKind::NotFound.into()) }
         })
