@@ -218,6 +218,25 @@ static void third(void)
 		CHECK_IS(info.si_status, 20);
 		close(fd);
 	}
+	/* a pidfd and the parent's tid word, which have one argument in clone */
+	parent_tid = fd = -1;
+	a = (struct args){ .flags = CLONE_PIDFD | CLONE_PARENT_SETTID, .pidfd = (uintptr_t)&fd,
+			   .parent_tid = (uintptr_t)&parent_tid, .exit_signal = SIGCHLD };
+	child = raw_clone3(&a);
+	CHECK(child >= 0);
+	if (child == 0)
+		_exit(parent_tid == -1 ? 21 : 1);
+	CHECK_IS(parent_tid, child);
+	CHECK_IS(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	siginfo_t ended;
+	CHECK_IS(waitid(P_PIDFD, (id_t)fd, &ended, WEXITED), 0);
+	CHECK_IS(ended.si_status, 21);
+	close(fd);
+	a.parent_tid = a.pidfd;
+	CHECK_IS(raw_clone3(&a), -1);
+	CHECK_IS(errno, EINVAL);
+	CHECK_IS(raw_clone(CLONE_PIDFD | CLONE_PARENT_SETTID | SIGCHLD, &fd, NULL), -1);
+	CHECK_IS(errno, EINVAL);
 	/* invalid flags are refused */
 	a = (struct args){ .exit_signal = 0x1000 };
 	CHECK_IS(raw_clone3(&a), -1);

@@ -29,10 +29,14 @@ const PASSED_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID;
 
 /// The arguments of clone, for the call that the program made: flags, stack, two tid addresses,
-/// TLS.
+/// TLS. With a pidfd, the parent's tid word is in the sixth argument
+/// ([`translate_clone3`](crate::sandbox::clone::translate_clone3)).
 fn arguments(nr: u32, args: &[u64; 6]) -> [u64; 6] {
     let vfork = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     let [flags, stack, parent_tid, child_tid, tls] = match i64::from(nr) {
+        libc::SYS_clone if args[5] != 0 => {
+            [args[0] | libc::CLONE_PARENT_SETTID as u64, args[1], args[5], args[3], args[4]]
+        }
         libc::SYS_clone => [args[0], args[1], args[2], args[3], args[4]],
         libc::SYS_vfork => [vfork, 0, 0, 0, 0],
         _ => [0; 5],

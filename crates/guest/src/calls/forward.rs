@@ -39,6 +39,10 @@ impl Thread {
                 Ok(args) => (trap.nr, trap.args) = (libc::SYS_clone as u32, args),
                 Err(errno) => return Ok(self.reply(trap.id, -i64::from(errno))?),
             }
+        } else if i64::from(trap.nr) == libc::SYS_clone {
+            // The sixth argument is used for translated calls only. Here it is what happens to be
+            // in the register.
+            trap.args[5] = 0;
         }
         if process.stop_reasons.is_quiescing() && self.can_stop(process) {
             return Ok(self.stop_at_call(&trap, process)?);

@@ -112,7 +112,9 @@ impl Cloner<'_> {
 }
 
 /// Translates clone3 to the equivalent clone. The arguments are read once, so other threads cannot
-/// change them after the check.
+/// change them after the check. clone has one argument for a pidfd and for the parent's tid word. If
+/// both are wanted, the sixth argument, which clone does not have, is the address of the tid word,
+/// and the flag for it is removed.
 ///
 /// # Errors
 /// The kernel's errors for invalid arguments; ENOSYS for arguments that clone cannot express, so
@@ -137,9 +139,8 @@ pub(crate) fn translate_clone3(args: &[u64; 6], memory: &Memory) -> std::result:
     let [flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, ..] = words;
     let has = |flag: i32| flags & u64::from(flag.cast_unsigned()) != 0;
     let (wants_pidfd, wants_parent_tid) = (has(libc::CLONE_PIDFD), has(libc::CLONE_PARENT_SETTID));
-    // clone cannot express bits that it lacks or uses for something else, a pidfd together with the
-    // parent's tid word (it has one argument for both), and chosen tids.
-    if flags & 0xff != 0 || flags >> 32 != 0 || wants_pidfd && wants_parent_tid || set_tid != 0 {
+    // clone cannot express bits that it lacks or uses for something else, and chosen tids.
+    if flags & 0xff != 0 || flags >> 32 != 0 || set_tid != 0 {
         return Err(libc::ENOSYS);
     }
     let has_ignored_signal = exit_signal != 0 && (has(libc::CLONE_THREAD) || has(libc::CLONE_PARENT));
@@ -147,11 +148,16 @@ pub(crate) fn translate_clone3(args: &[u64; 6], memory: &Memory) -> std::result:
         || has_ignored_signal
         || (stack == 0) != (stack_size == 0)
         || has(libc::CLONE_DETACHED)
+        || wants_pidfd && wants_parent_tid && pidfd == parent_tid
     {
         return Err(libc::EINVAL);
     }
-    let result_word = if wants_pidfd { pidfd } else { parent_tid };
-    Ok([flags | exit_signal, stack.wrapping_add(stack_size), result_word, child_tid, tls, 0])
+    let (flags, result_word, tid_word) = match (wants_pidfd, wants_parent_tid) {
+        (true, true) => (flags & !(libc::CLONE_PARENT_SETTID as u64), pidfd, parent_tid),
+        (true, false) => (flags, pidfd, 0),
+        (false, _) => (flags, parent_tid, 0),
+    };
+    Ok([flags | exit_signal, stack.wrapping_add(stack_size), result_word, child_tid, tls, tid_word])
 }
 
 /// Waits until the thread that made a clone returns from it. Returns the thread and the call's
@@ -195,10 +201,11 @@ mod tests {
         let used_args = translated(&[child | parent, 9, 5, 6, 17, 0x1000, 0x500, 7]);
         assert_eq!(used_args, Ok([child | parent | 17, 0x1500, 6, 5, 7, 0]));
         assert_eq!(translated(&[pidfd, 9, 0, 6, 0, 0, 0, 0]), Ok([pidfd, 0, 9, 0, 0, 0]));
+        assert_eq!(translated(&[pidfd | parent, 9, 0, 6, 17, 0, 0, 0]), Ok([pidfd | 17, 0, 9, 0, 0, 6]));
         assert_eq!(
-            translated(&[pidfd | parent, 9, 0, 6, 17, 0, 0, 0]),
-            Err(libc::ENOSYS),
-            "both use the same argument"
+            translated(&[pidfd | parent, 9, 0, 9, 17, 0, 0, 0]),
+            Err(libc::EINVAL),
+            "one word for both"
         );
         assert_eq!(translated(&[0, 0, 0, 0, 17, 0, 0, 0, 1, 1, 0]), Err(libc::ENOSYS), "a chosen tid");
         assert_eq!(translated(&[1 << 32, 0, 0, 0, 17, 0, 0, 0]), Err(libc::ENOSYS), "handlers cleared");
