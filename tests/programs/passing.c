@@ -49,8 +49,15 @@ struct got {
 
 static struct got receive(int over, size_t room, int flags)
 {
+	/* bytes of an earlier call, which must not be in the padding */
+	static char ones[4000];
+	memset(ones, 0xff, sizeof ones);
+	int null = open("/dev/null", O_WRONLY);
+	CHECK_IS(write(null, ones, sizeof ones), sizeof ones);
+	CHECK_IS(close(null), 0);
+
 	struct got got = { .count = 0 };
-	char byte = 0, space[1024] __attribute__((aligned(8)));
+	char byte = 0, space[1024] __attribute__((aligned(8))) = { 0 };
 	struct iovec data = { &byte, 1 };
 	struct msghdr m = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = space, .msg_controllen = room };
 	CHECK_IS(recvmsg(over, &m, flags), 1);
@@ -58,6 +65,8 @@ static struct got receive(int over, size_t room, int flags)
 	got.flags = m.msg_flags;
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
 		CHECK_IS(c->cmsg_level, SOL_SOCKET);
+		for (size_t i = c->cmsg_len; i % sizeof(size_t); i++)
+			CHECK_IS(((char *)c)[i], 0); /* the padding is left unchanged */
 		if (c->cmsg_type == SCM_RIGHTS) {
 			got.count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 			CHECK(got.count <= MOST);

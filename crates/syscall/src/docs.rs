@@ -25,8 +25,8 @@ pub fn markdown() -> String {
          pieces, and the program gets the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
          * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
          Calls that consume what they read are checked before: their buffer ends where the memory ends, and a datagram or message that does not fit is cut, where the kernel answers EFAULT.\n\
-         * Padding between directory entries, and between control messages, is overwritten with arbitrary bytes; the \
-         kernel leaves it unchanged.\n\
+         * Padding between directory entries is overwritten with arbitrary bytes, and padding between control \
+         messages with zeros; the kernel leaves it unchanged.\n\
          * A write from memory of which only the beginning can be read answers EFAULT instead of writing \
          the beginning.\n\
          * Memory that cannot be read answers EFAULT before the call is made. The kernel may find another error \

@@ -92,7 +92,9 @@ impl MailboxLayout {
             }
             (Direction::Receive, MessageBuffer::Output(len)) if u64::from(len) <= max => {
                 self.set_field(header, length, len.into());
-                let at = self.reserve(len as usize);
+                // The kernel leaves the padding of control data unchanged. Without zeros the program
+                // would get bytes of earlier calls there.
+                let (at, _) = self.place(vec![0; len as usize]);
                 self.outs.push(Out {
                     at,
                     len: len as usize,
