@@ -4,6 +4,7 @@
  * process_vm_readv and process_vm_writev. */
 #include "program.h"
 #include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -111,7 +112,14 @@ static void reach(char *block)
 {
 	int program = open("/proc/self/exe", O_RDONLY);
 	char *file = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, program, 0);
-	CHECK(file != MAP_FAILED && is_mapped_file(file));
+	CHECK(file != MAP_FAILED);
+	char link[64], by_mapping[PATH_MAX], by_program[PATH_MAX];
+	snprintf(link, sizeof link, "/proc/self/map_files/%lx-%lx", (long)file, (long)file + PAGE);
+	ssize_t length = readlink(link, by_mapping, sizeof by_mapping);
+	CHECK(length > 0);
+	CHECK_IS(readlink("/proc/self/exe", by_program, sizeof by_program), length);
+	CHECK(memcmp(by_mapping, by_program, (size_t)length) == 0);
+	CHECK(is_mapped_file(file));
 	CHECK(munmap(file, PAGE) == 0 && close(program) == 0);
 
 	int mem = open("/proc/self/mem", O_RDWR);

@@ -15,14 +15,33 @@ use tern_tracee::procfs::{self, Mapping};
 /// Larger content is not sent: the deputy's file is used then.
 const MAX_VIEW_LEN: usize = 8 << 20;
 
-/// The name of the /proc file about the caller's own memory that this call opens.
-fn own_proc_file(call: &Call, own_pid: i32) -> Option<&[u8]> {
-    let at = match i64::from(call.nr) {
-        libc::SYS_open => 0,
-        libc::SYS_openat | libc::SYS_openat2 => 1,
-        _ => return None,
-    };
-    let Arg::Bytes(path) = &call.args[at] else { return None };
+/// The index of the file name in the arguments of a call that opens a file.
+fn opened_name(nr: u32) -> Option<usize> {
+    match i64::from(nr) {
+        libc::SYS_open => Some(0),
+        libc::SYS_openat | libc::SYS_openat2 => Some(1),
+        _ => None,
+    }
+}
+
+/// The index of the file name in the arguments of a call that returns what a file is, without
+/// opening it.
+fn examined_name(nr: u32) -> Option<usize> {
+    match i64::from(nr) {
+        libc::SYS_readlink | libc::SYS_stat | libc::SYS_lstat | libc::SYS_access => Some(0),
+        libc::SYS_readlinkat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2 => Some(1),
+        _ => None,
+    }
+}
+
+/// The name of a /proc file about the caller itself, without the beginning of its path, if argument
+/// `at` of this call names one.
+fn own_proc_file(call: &Call, own_pid: i32, at: usize) -> Option<&[u8]> {
+    let Arg::Bytes(path) = call.args.get(at)? else { return None };
     let rest = path.strip_suffix(b"\0")?.strip_prefix(b"/proc/")?;
     let slash = rest.iter().position(|b| *b == b'/')?;
     let (whose, mut name) = (&rest[..slash], &rest[slash + 1..]);
@@ -36,19 +55,22 @@ fn own_proc_file(call: &Call, own_pid: i32) -> Option<&[u8]> {
     Some(name)
 }
 
-/// Whether a call opens a file by which memory is read or changed, or the files behind the mappings
-/// are reached: it must be made at home.
+/// Whether a call opens a file by which memory is read or changed, or reaches or examines the files
+/// behind the mappings: it must be made at home.
 pub(crate) fn reaches_memory(call: &Call, own_pid: i32) -> bool {
-    own_proc_file(call, own_pid).is_some_and(|name| {
-        matches!(name, b"mem" | b"pagemap" | b"clear_refs")
-            || name.strip_prefix(b"map_files").is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
-    })
+    let named = |at: Option<usize>| own_proc_file(call, own_pid, at?);
+    let opened = named(opened_name(call.nr));
+    opened.is_some_and(|name| matches!(name, b"mem" | b"pagemap" | b"clear_refs"))
+        || opened
+            .or_else(|| named(examined_name(call.nr)))
+            .and_then(|name| name.strip_prefix(b"map_files"))
+            .is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
 }
 
 /// The content, as it is on this node, of the /proc file about the caller's own memory that this
 /// call opens; none for any other call.
 pub(crate) fn view(call: &Call, process: &Process) -> Option<Vec<u8>> {
-    let name = match own_proc_file(call, process.own_pid)? {
+    let name = match own_proc_file(call, process.own_pid, opened_name(call.nr)?)? {
         b"maps" => "maps",
         b"smaps" => "smaps",
         b"smaps_rollup" => "smaps_rollup",
@@ -121,22 +143,26 @@ mod tests {
     use super::*;
     use tern_syscall::ByteBuf;
 
-    fn open(path: &str) -> Call {
+    fn call(nr: i64, path: &str) -> Call {
         let mut args = [const { Arg::Value(0) }; 6];
         args[1] = Arg::Bytes(ByteBuf::from(format!("{path}\0").into_bytes()));
-        Call { nr: libc::SYS_openat as u32, args }
+        Call { nr: nr as u32, args }
+    }
+
+    fn open(path: &str) -> Call {
+        call(libc::SYS_openat, path)
     }
 
     #[test]
     fn only_own_proc_files_are_recognised() {
         for path in ["/proc/self/maps", "/proc/31/maps", "/proc/thread-self/maps", "/proc/self/task/32/maps"]
         {
-            assert_eq!(own_proc_file(&open(path), 31), Some(&b"maps"[..]), "{path}");
+            assert_eq!(own_proc_file(&open(path), 31, 1), Some(&b"maps"[..]), "{path}");
         }
         for path in ["/proc/32/maps", "/proc/meminfo", "/proc/self", "maps", "/proc/self/task/32"] {
-            assert_eq!(own_proc_file(&open(path), 31), None, "{path}");
+            assert_eq!(own_proc_file(&open(path), 31, 1), None, "{path}");
         }
-        assert_eq!(own_proc_file(&open("/proc/self/fd/3"), 31), Some(&b"fd/3"[..]));
+        assert_eq!(own_proc_file(&open("/proc/self/fd/3"), 31, 1), Some(&b"fd/3"[..]));
         for path in
             ["/proc/self/mem", "/proc/self/map_files", "/proc/31/map_files/", "/proc/31/map_files/1-2"]
         {
@@ -145,6 +171,11 @@ mod tests {
         for path in ["/proc/self/maps", "/proc/32/map_files", "/proc/self/map_filesystem"] {
             assert!(!reaches_memory(&open(path), 31), "{path}");
         }
+        let link = "/proc/self/map_files/1-2";
+        assert!(reaches_memory(&call(libc::SYS_readlinkat, link), 31));
+        assert!(reaches_memory(&call(libc::SYS_statx, link), 31));
+        assert!(!reaches_memory(&call(libc::SYS_statx, "/proc/self/mem"), 31), "it is not opened");
+        assert!(!reaches_memory(&call(libc::SYS_pwrite64, link), 31), "data, and no name");
     }
 
     #[test]
