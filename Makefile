@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-build test-alone test-chaos test-calls test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network bench-pauses test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-chaos test-calls test-flaky test-storm test-kernels test-resets test-away lint bench bench-tutorial bench-others bench-files bench-dfsa bench-network bench-pauses test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -74,6 +74,11 @@ test-suites: all
 	scripts/setup dpkg-source:dpkg-dev /usr/include/tcl8.6/tcl.h:tcl8.6-dev tclsh:tcl /usr/include/zlib.h:zlib1g-dev \
 		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
 	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
+
+# Programs of other people's test suites, natively and on another node. The file LIST has a line
+# NAME|DIRECTORY|COMMAND for each.
+test-away: all
+	scripts/test-away $(target)/release $(LIST)
 
 # Resets two virtual machines in turn and checks that data saved with fsync on the other machine is
 # still there. Ten minutes. TERN_KERNELS=6.12:6.12 selects one cluster, TERN_ROUNDS=3 sets the
