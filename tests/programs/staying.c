@@ -126,11 +126,13 @@ int main(int argc, char **argv)
 		CHECK(segment >= 0);
 		CHECK(shmat(segment, NULL, 0) != (void *)-1);
 		CHECK_IS(shmctl(segment, IPC_RMID, NULL), 0);
-	} else if (strcmp(what, "leased") == 0) {
+	} else if (strcmp(what, "leased") == 0 || strcmp(what, "leased shared") == 0) {
+		int shared = strcmp(what, "leased shared") == 0;
 		char name[] = "/tmp/leasedXXXXXX";
 		leased = mkstemp(name);
 		CHECK(leased >= 0 && unlink(name) == 0 && ftruncate(leased, PAGE) == 0);
-		CHECK(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, leased, 0) != MAP_FAILED);
+		int access = shared ? PROT_READ | PROT_WRITE : PROT_READ;
+		CHECK(mmap(NULL, PAGE, access, shared ? MAP_SHARED : MAP_PRIVATE, leased, 0) != MAP_FAILED);
 		CHECK_IS(fcntl(leased, F_SETLEASE, F_WRLCK), 0); /* SIGIO kills if it is broken */
 	} else if (strcmp(what, "device") == 0) {
 		int fd = open("/dev/loop0", O_RDONLY);

@@ -15,6 +15,7 @@
 
 mod cache;
 mod identify;
+mod leases;
 mod opening;
 mod reader;
 
@@ -26,6 +27,7 @@ use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::object::{self, ObjectId};
 use crate::unmovable::Unmovable;
 use identify::{IdentifiedFile, Identifier, current_stamp};
+use leases::Leases;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -118,7 +120,8 @@ pub struct FilesToIdentify {
 impl FilesToIdentify {
     /// Identifies them. For a worker.
     pub fn identify(self) {
-        let identify = |(mapping, is_object): &(Mapping, bool)| self.identifier.identify(mapping, *is_object);
+        let (identifier, leases) = (&self.identifier, Leases::now());
+        let identify = |(m, is_object): &(Mapping, bool)| identifier.identify(m, *is_object, &leases);
         let found: Vec<Identified> = self.mappings.iter().map(identify).collect();
         // A running process may have mapped another file at the same addresses before this one was
         // opened.
@@ -246,15 +249,16 @@ impl HomeFiles {
     /// Opens the object behind a mapping of shared memory.
     ///
     /// # Errors
-    /// If it cannot be opened. Without CAP_CHECKPOINT_RESTORE it can be opened only by name.
+    /// If it cannot be opened: without CAP_CHECKPOINT_RESTORE it can be opened only by name.
+    /// `ResourceBusy` if the open would break a lease.
     pub fn open_object(&self, m: &Mapping) -> io::Result<File> {
-        self.identifier.open_object(m)
+        self.identifier.open_object(m, &Leases::now())
     }
 
     /// The same, for another thread.
     pub fn object_opener(&self, m: &Mapping) -> impl FnOnce() -> io::Result<File> + Send + use<> {
         let (identifier, mapping) = (self.identifier.clone(), m.clone());
-        move || identifier.open_object(&mapping)
+        move || identifier.open_object(&mapping, &Leases::now())
     }
 
     /// Drops the record that a file cannot be read: the process may just have unmapped the file

@@ -184,6 +184,7 @@ pub const ENTRIES: &[Entry] = &[
     staying(&["huge"], "huge pages:"),
     staying(&["sealed"], "sealed memory:"),
     staying(&["leased"], "lease:"),
+    staying(&["leased shared"], "lease:"),
     staying(&["device"], "device mapping:"),
     staying(&["vdso"], "it has unmapped"),
     entry("epolls", Kind::Calls),

@@ -4,11 +4,12 @@
 use crate::process::Process;
 use crate::process::state::State;
 use crate::shim::Shim;
-use crate::shm::sharers::{Sharers, Unopened, shared_refusal};
+use crate::shm::sharers::{Sharers, Unopened};
 use std::collections::{BTreeSet, HashMap};
+use tern_control::{Refusal, RefusalKind};
 use tern_ids::HomePid;
 use tern_image::object::{self, ObjectId};
-use tern_image::{Reserve, layout};
+use tern_image::{Reserve, Unmovable, layout};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::stop::Stopped;
 
@@ -25,7 +26,8 @@ impl Shim {
         let closed: Vec<ObjectId> = closed.copied().collect();
         let mapped = if closed.is_empty() { Vec::new() } else { self.writable_mappings(&sharers.pids) };
         for id in closed {
-            self.open_object_of(&mapped, id).map_err(|why| shared_refusal(why, false))?;
+            self.open_object_of(&mapped, id)
+                .map_err(|why| (Refusal::new(RefusalKind::CannotMove, why.to_string()), false))?;
         }
         self.shared_memory.check_openers(sharers)?;
         for pid in &sharers.pids {
@@ -69,12 +71,12 @@ impl Shim {
         &mut self,
         mapped: &[(HomePid, HashMap<ObjectId, Mapping>)],
         id: ObjectId,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unmovable> {
         for (pid, writable) in mapped {
             let (Some(process), Some(m)) = (self.processes.get(pid), writable.get(&id)) else { continue };
             match process.files.open_object(m) {
                 Ok(file) => {
-                    self.track_object(id, file).map_err(|error| error.to_string())?;
+                    self.track_object(id, file).map_err(|error| Unmovable::SharedWith(error.to_string()))?;
                     if !is_nameless(&m.name) {
                         self.shared_memory.uncheck(id);
                     }
@@ -84,7 +86,12 @@ impl Shim {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {
                     let name = String::from_utf8_lossy(&m.name);
-                    return Err(format!("{name:?}, which it shares, cannot be opened: {error}"));
+                    return Err(match error.kind() {
+                        std::io::ErrorKind::ResourceBusy => Unmovable::Leased(name.into_owned()),
+                        _ => Unmovable::SharedWith(format!(
+                            "{name:?}, which it shares, cannot be opened: {error}"
+                        )),
+                    });
                 }
             }
         }

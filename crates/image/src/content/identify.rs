@@ -1,6 +1,7 @@
 //! Opening and identifying the mapped files of a process at home. The files' file systems may delay
 //! any of this, so it is done by a worker, unless said otherwise.
 
+use super::leases::Leases;
 use super::{
     At, MAX_COPY_BYTES, MIN_DIRECT_BYTES, MIN_REMOTE_MAP_BYTES, MountableFiles, SETTLED_SECONDS, unreadable,
 };
@@ -58,16 +59,20 @@ impl Identifier {
     }
 
     /// Opens the file behind a mapping, even if it has been deleted.
-    pub(super) fn open(&self, m: &Mapping) -> io::Result<File> {
-        self.open_mapped((m.start, m.end), &m.name, (m.device, m.inode))
+    pub(super) fn open(&self, m: &Mapping, leases: &Leases) -> io::Result<File> {
+        self.open_mapped((m.start, m.end), &m.name, (m.device, m.inode), leases)
     }
 
     /// # Errors
     /// `ResourceBusy` if the open would break a lease, and wait for its holder.
-    pub(super) fn open_mapped(&self, at: (u64, u64), name: &[u8], file: ObjectId) -> io::Result<File> {
-        if has_write_lease(file) {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
+    pub(super) fn open_mapped(
+        &self,
+        at: (u64, u64),
+        name: &[u8],
+        file: ObjectId,
+        leases: &Leases,
+    ) -> io::Result<File> {
+        leases.check(file)?;
         let direct = File::open(self.map_file(at));
         direct.or_else(|refused| match refused.kind() {
             // Without the privilege for map_files, open it by name.
@@ -83,7 +88,11 @@ impl Identifier {
 
     /// Opens the object behind a mapping of shared memory.
     /// Without CAP_CHECKPOINT_RESTORE it can be opened only by name.
-    pub(super) fn open_object(&self, m: &Mapping) -> io::Result<File> {
+    ///
+    /// # Errors
+    /// `ResourceBusy` if the open would break a lease, and wait for its holder.
+    pub(super) fn open_object(&self, m: &Mapping, leases: &Leases) -> io::Result<File> {
+        leases.check((m.device, m.inode))?;
         let mut how = File::options();
         how.read(true).write(true);
         let direct = how.open(self.map_file((m.start, m.end)));
@@ -180,8 +189,13 @@ impl Identifier {
 
     /// Identifies the file of a mapping. `is_object` is whether the mapping is shared memory.
     /// Returns `None` for a private mapping of /dev/zero.
-    pub(super) fn identify(&self, m: &Mapping, is_object: bool) -> Result<Option<IdentifiedFile>, Unmovable> {
-        let file = if is_object { self.open_object(m) } else { self.open(m) };
+    pub(super) fn identify(
+        &self,
+        m: &Mapping,
+        is_object: bool,
+        leases: &Leases,
+    ) -> Result<Option<IdentifiedFile>, Unmovable> {
+        let file = if is_object { self.open_object(m, leases) } else { self.open(m, leases) };
         let unreadable = |error: io::Error| match error.kind() {
             io::ErrorKind::ResourceBusy => Unmovable::Leased(String::from_utf8_lossy(&m.name).into_owned()),
             _ => unreadable(&m.name),
@@ -233,22 +247,6 @@ pub(super) fn check_inode(file: File, inode: u64) -> io::Result<File> {
     if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
-/// Whether a process has a write lease on this file (fcntl(2)), which an open for reading would break.
-/// /proc/locks names a file by the device and inode that /proc/PID/maps shows, which on overlayfs and
-/// btrfs are not those of stat.
-fn has_write_lease(file: ObjectId) -> bool {
-    lists_write_lease(&fs::read_to_string("/proc/locks").unwrap_or_default(), file)
-}
-
-/// Whether `locks` (/proc/locks) lists a write lease on this file.
-fn lists_write_lease(locks: &str, (device, inode): ObjectId) -> bool {
-    let file = format!("{:02x}:{:02x}:{inode}", device >> 20, device & 0xf_ffff);
-    locks.lines().any(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        matches!(fields[..], [_, "LEASE", _, kind, _, of, ..] if of == file && kind != "READ")
-    })
-}
-
 /// Copies a file into a memfd.
 fn copy(file: &File) -> io::Result<File> {
     let mut copy = File::from(rustix::fs::memfd_create("tern-copy", rustix::fs::MemfdFlags::CLOEXEC)?);
@@ -288,21 +286,3 @@ fn version_hash(node: NodeId, stamp: Option<&str>) -> ContentHash {
 
 /// The device number of /dev/zero: 1, 5.
 const DEV_ZERO: u64 = 1 << 8 | 5;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn write_lease_is_found() {
-        let locks = "1: POSIX  ADVISORY  WRITE 71 00:1f:5 0 EOF\n\
-                     2: LEASE  ACTIVE    READ  72 00:1f:6 0 EOF\n\
-                     3: LEASE  ACTIVE    WRITE 73 00:1f:7 0 EOF\n\
-                     4: LEASE  BREAKING  UNLCK 73 00:1f:8 0 EOF\n";
-        let leased = |device| -> Vec<u64> {
-            (5..10).filter(|inode| lists_write_lease(locks, (device, *inode))).collect()
-        };
-        assert_eq!(leased(31), [7, 8]);
-        assert_eq!(leased(30), [0; 0]);
-    }
-}

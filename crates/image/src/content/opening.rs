@@ -2,6 +2,7 @@
 
 use super::HomeFiles;
 use super::identify::{Identifier, stamp};
+use super::leases::Leases;
 use super::reader::OpenContent;
 use crate::layout::FileRef;
 use std::collections::HashMap;
@@ -37,7 +38,8 @@ impl HomeFiles {
         let (identifier, file) = (self.identifier.clone(), file.clone());
         let (mapped_at, expected) = (known.mapped_at, known.stamp.clone());
         Box::new(move || {
-            let found = identifier.open_mapped(mapped_at, &file.path, (file.device, file.inode))?;
+            let key = (file.device, file.inode);
+            let found = identifier.open_mapped(mapped_at, &file.path, key, &Leases::now())?;
             let is_same = expected == Some(stamp(&found.metadata()?));
             if is_same { Ok(found) } else { Err(io::ErrorKind::NotFound.into()) }
         })
@@ -76,10 +78,10 @@ impl Identifier {
         files: impl IntoIterator<Item = &'a FileRef>,
         mapped: &HashMap<(u64, u64), &Mapping>,
     ) -> io::Result<File> {
-        let mut first_error = None;
+        let (mut first_error, leases) = (None, Leases::now());
         for file in files {
             let opened = match mapped.get(&(file.device, file.inode)) {
-                Some(mapping) => self.open(mapping),
+                Some(mapping) => self.open(mapping, &leases),
                 None => self.open_named(&file.path, file.inode),
             };
             match opened {
