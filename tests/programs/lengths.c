@@ -1,5 +1,5 @@
 /* Proves: a call whose stated length is longer than the memory behind it gets what fits, and a call
- * that must write to read-only memory fails, as at home. */
+ * that must write to read-only memory, or names addresses of the kernel, fails, as at home. */
 #include "program.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -61,6 +61,21 @@ int main(void)
 		CHECK(sendfile(file, empty, (off_t *)constant, 1) == -1 && errno == EFAULT);
 		struct timeval none = { 0, 0 };
 		CHECK(syscall(SYS_select, 1, constant, NULL, NULL, &none) == -1 && errno == EFAULT);
+
+		/* the kernel refuses its own addresses before it transfers anything, also for no bytes */
+		void *kernels = (void *)-PAGE;
+		CHECK(syscall(SYS_read, ends[0], kernels, 0) == -1 && errno == EFAULT);
+		CHECK(syscall(SYS_write, ends[1], kernels, 0) == -1 && errno == EFAULT);
+		CHECK(syscall(SYS_sendto, datagrams[1], kernels, 0, 0, NULL, 0) == -1 && errno == EFAULT);
+		CHECK(syscall(SYS_recvfrom, datagrams[0], kernels, 0, 0, NULL, NULL) == -1 && errno == EFAULT);
+		struct iovec partly[2] = { { rest, 1 }, { kernels, 0 } };
+		CHECK(writev(ends[1], partly, 2) == -1 && errno == EFAULT);
+		struct msghdr bad = { .msg_iov = partly, .msg_iovlen = 2 };
+		CHECK(sendmsg(datagrams[1], &bad, 0) == -1 && errno == EFAULT);
+		CHECK_IS(read(ends[0], rest, sizeof rest), -1);
+		CHECK_IS(recv(datagrams[0], rest, sizeof rest, 0), -1);
+		CHECK_IS(syscall(SYS_writev, ends[1], kernels, 0), 0);
+		CHECK(getgroups(0, kernels) >= 0);
 		rest_ms(1);
 	} while (going());
 	CHECK_IS(msgctl(queue, IPC_RMID, NULL), 0);

@@ -29,6 +29,9 @@ pub const MAX_ADDRESS: u32 = 128;
 /// Maximum number of descriptors in one poll or select (the kernel's default `nr_open`).
 pub const MAX_DESCRIPTORS: u64 = 1 << 20;
 
+/// Maximum number of bytes that the kernel transfers in one call (`MAX_RW_COUNT` in Linux's fs.h).
+pub const MAX_TRANSFER: u64 = (i32::MAX as u64) & !4095;
+
 /// Maximum length of an argument or environment string, with its NUL (`MAX_ARG_STRLEN`).
 pub const MAX_EXEC_STRING: usize = 128 << 10;
 

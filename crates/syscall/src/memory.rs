@@ -33,6 +33,16 @@ pub struct Fault;
 
 const PAGE: u64 = 4096;
 
+/// The end of user space with five levels of page tables. With four it ends lower, and the kernel has
+/// refused what lies between in some versions and not in others.
+const USER_END: u64 = 1 << 56;
+
+/// Whether this range lies in user space. For one that does not, the kernel returns EFAULT in many calls
+/// before it does anything, also for a length of 0 (`access_ok` in Linux's asm/uaccess.h).
+pub(crate) fn is_user_range(addr: u64, len: u64) -> bool {
+    addr.checked_add(len).is_some_and(|end| end <= USER_END)
+}
+
 /// Reads up to `max` bytes, and stops at a fault. A fault in the first page is an error.
 pub(crate) fn read_up_to(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     read_while(mem, addr, max, |_| None)

@@ -3,16 +3,17 @@
 use super::{GatherError, Gatherer};
 use crate::ByteBuf;
 use crate::call::Segments;
-use crate::limits;
 use crate::scatter::OutputBuffer;
 use crate::shape::Direction;
+use crate::{limits, memory};
 
 const IOVEC: u64 = 16;
 
 impl Gatherer<'_> {
     /// Gathers the memory of `count` iovec entries at `addr`. `None` for a bad pointer, or a count
-    /// that the kernel refuses before it reads any entry. If the memory of an entry is bad, the call
-    /// ends there, with a short count.
+    /// that the kernel refuses before it reads any entry, or an entry that does not lie in user space,
+    /// which the kernel refuses before it transfers anything. If other memory of an entry is bad, the
+    /// call ends there, with a short count.
     pub(super) fn iovec(
         &mut self,
         direction: Direction,
@@ -27,6 +28,9 @@ impl Gatherer<'_> {
             entries.as_chunks::<16>().0.iter().map(|entry| pair(*entry)).collect();
         if entries.iter().any(|&(_, len)| (len as i64) < 0) {
             return Err(GatherError::Errno(libc::EINVAL));
+        }
+        if !are_user_ranges(&entries) {
+            return Ok(None);
         }
         self.trim(&mut entries);
         match direction {
@@ -89,6 +93,17 @@ impl Gatherer<'_> {
         self.output_buffers.push(OutputBuffer { spans: entries, ignores_faults: false });
         Some(Segments { lens, bytes: ByteBuf::new() })
     }
+}
+
+/// Whether all of these entries lie in user space. As in the kernel, the data above the limit of one call
+/// is left out first.
+fn are_user_ranges(entries: &[(u64, u64)]) -> bool {
+    let mut left = limits::MAX_TRANSFER;
+    entries.iter().all(|&(base, len)| {
+        let len = len.min(left);
+        left -= len;
+        memory::is_user_range(base, len)
+    })
 }
 
 fn pair(entry: [u8; 16]) -> (u64, u64) {
