@@ -62,6 +62,18 @@ int main(void)
 		struct timeval none = { 0, 0 };
 		CHECK(syscall(SYS_select, 1, constant, NULL, NULL, &none) == -1 && errno == EFAULT);
 
+		/* a datagram is sent whole or not at all, and an error that waits comes before a fault */
+		struct iovec lying[2] = { { rest, 1 }, { page + PAGE, 1 } };
+		struct msghdr torn = { .msg_iov = lying, .msg_iovlen = 2 };
+		CHECK(sendmsg(datagrams[1], &torn, 0) == -1 && errno == EFAULT);
+		CHECK(recv(datagrams[0], rest, sizeof rest, 0) == -1 && errno == EAGAIN);
+		int streams[2];
+		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, streams) == 0 && write(streams[0], "x", 1) == 1);
+		CHECK_IS(close(streams[1]), 0); /* with data that nobody has read */
+		CHECK(syscall(SYS_read, streams[0], page + PAGE, 1) == -1 && errno == ECONNRESET);
+		CHECK(send(streams[0], page + PAGE, 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+		CHECK_IS(close(streams[0]), 0);
+
 		/* the kernel refuses its own addresses before it transfers anything, also for no bytes */
 		void *kernels = (void *)-PAGE;
 		CHECK(syscall(SYS_read, ends[0], kernels, 0) == -1 && errno == EFAULT);

@@ -31,8 +31,9 @@ fn call(nr: i64, args: [Arg; 6]) -> Message {
 fn messages() -> Vec<Message> {
     let (zero, bytes) = (Arg::Value(0), |text: &[u8]| Arg::Bytes(ByteBuf::from(text.to_vec())));
     let z = || zero.clone();
-    let segments = Segments { lens: vec![3, 0, 4], bytes: ByteBuf::from(b"onetwo!".to_vec()) };
-    let buffers = Segments { lens: vec![100, 4096], bytes: ByteBuf::new() };
+    let segments =
+        Segments { lens: vec![3, 0, 4], bytes: ByteBuf::from(b"onetwo!".to_vec()), inaccessible: 0 };
+    let buffers = Segments { lens: vec![100, 4096], bytes: ByteBuf::new(), inaccessible: 0 };
     let onward = Departure::Onward {
         epoch: Epoch(3),
         address: "node2:7101".into(),

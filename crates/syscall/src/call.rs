@@ -23,9 +23,11 @@ pub struct Call {
 pub enum Arg {
     /// A number, a descriptor, or NULL.
     Value(u64),
-    /// A pointer that the guest cannot access. The deputy's kernel gets an inaccessible pointer
-    /// too, and decides what that means.
+    /// A pointer to memory that the guest cannot access. The deputy's kernel gets an inaccessible
+    /// pointer too, and decides what that means.
     BadPointer,
+    /// A pointer to an address of the kernel, which the kernel may refuse earlier than any other.
+    KernelPointer,
     /// A pointer to memory that the kernel only writes; its length follows from the other
     /// arguments.
     Output,
@@ -44,8 +46,12 @@ pub enum Arg {
 pub struct Segments {
     /// The length of each segment.
     pub lens: Vec<u32>,
-    /// The data of all segments if it is sent; empty if it is received.
+    /// The data of all segments if it is sent, as far as the guest can read it; empty if it is
+    /// received.
     pub bytes: ByteBuf,
+    /// The number of bytes at the end of the segments, together, that begin with one that the guest
+    /// cannot access. The deputy's kernel finds them inaccessible too.
+    pub inaccessible: u64,
 }
 
 /// A struct msghdr.
@@ -99,7 +105,7 @@ impl Call {
         let sent =
             |part: &MessageBuffer| if let MessageBuffer::Bytes(bytes) = part { bytes.len() } else { 0 };
         let argument = |arg: &Arg| match arg {
-            Arg::Value(_) | Arg::BadPointer | Arg::Output => 0,
+            Arg::Value(_) | Arg::BadPointer | Arg::KernelPointer | Arg::Output => 0,
             Arg::Bytes(bytes) | Arg::Strings(bytes) => bytes.len(),
             Arg::Segments(segments) => segments.bytes.len(),
             Arg::Messages(messages) => {

@@ -24,13 +24,13 @@ pub fn markdown() -> String {
          * One message carries at most {} MiB of data. A longer read, write, pread64, pwrite64 or sendto goes in \
          pieces, and the program gets the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
          * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
-         Calls that consume what they read are checked before: their buffer ends where the memory ends, and a datagram or message that does not fit is cut, where the kernel answers EFAULT.\n\
-         * Padding between directory entries is overwritten with arbitrary bytes, and padding between control \
-         messages with zeros; the kernel leaves it unchanged.\n\
-         * A write from memory of which only the beginning can be read answers EFAULT instead of writing \
+         Calls that consume what they read are checked before: their buffer ends where the memory ends. A \
+         datagram or message that does not fit there is cut, where the kernel answers EFAULT; in segments \
+         (readv, recvmsg) it is not.\n\
+         * Padding between directory entries or control messages is overwritten with zeros; the kernel leaves \
+         it unchanged.\n\
+         * A write from one buffer of which only the beginning can be read answers EFAULT instead of writing \
          the beginning.\n\
-         * Memory that cannot be read answers EFAULT before the call is made. The kernel may find another error \
-         first, or none: a read at the end of a file returns 0, and a file of memory (tmpfs, memfd) may grow.\n\
          * A call that fails writes nothing to memory. The kernel writes the numbers of a socketpair that it then \
          refuses.\n\n\
          | nr | call | route | arguments | why |\n|---:|---|---|---|---|\n",

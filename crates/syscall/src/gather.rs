@@ -162,8 +162,7 @@ impl Gatherer<'_> {
         let gathered = match *shape {
             Shape::Value | Shape::Fd => return Ok(Arg::Value(addr)),
             _ if addr == 0 => return Ok(Arg::Value(0)),
-            // The kernel may refuse it also for a buffer of 0 bytes.
-            _ if !memory::is_user_range(addr, 0) => return Ok(Arg::BadPointer),
+            _ if !memory::is_user_range(addr, 0) => return Ok(Arg::KernelPointer),
             Shape::Text(max) => memory::read_c_string(self.mem, addr, max as usize).ok().map(bytes),
             Shape::Page => memory::read_up_to(self.mem, addr, limits::MAX_PATH as usize).ok().map(bytes),
             Shape::In(len) => self.read_sized(addr, &len).map(bytes),

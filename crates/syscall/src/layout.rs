@@ -14,8 +14,12 @@ use crate::route::{Route, route};
 use crate::shape::{Amount, Direction, Len, Shape, When};
 use crate::table;
 
-/// An address that no process can map: the kernel returns EFAULT when it accesses it.
-const BAD_ADDRESS: u64 = 0xffff_ffff_ffff_f000;
+/// An address in user space at which nothing is mapped: it is below `vm.mmap_min_addr`. The kernel returns
+/// EFAULT when it accesses it.
+const BAD_ADDRESS: u64 = 2048;
+
+/// An address of the kernel.
+const KERNEL_ADDRESS: u64 = 0xffff_ffff_ffff_f000;
 
 /// No shim would have gathered this call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -137,6 +141,7 @@ impl Call {
                 (Some(_), Arg::Value(0)) => {}
                 (Some(_), Arg::Value(_)) => return Err(malformed),
                 (Some(_), Arg::BadPointer) => layout.args[i] = Slot::Value(BAD_ADDRESS),
+                (Some(_), Arg::KernelPointer) => layout.args[i] = Slot::Value(KERNEL_ADDRESS),
                 (Some(shape), arg) => {
                     let at = layout.pointer(shape, arg, &sizes, &mut exec_size).ok_or(malformed)?;
                     layout.args[i] = Slot::At(at);
@@ -302,9 +307,15 @@ impl MailboxLayout {
             }
             (Shape::Out(len, amount, when), Arg::Output) => {
                 let len = sizes.bytes(len, None)?;
-                let at = self.reserve(len);
+                // Some drivers and file systems write less than they say. Without zeros the program would
+                // get bytes of earlier calls there.
+                let at = match amount {
+                    Amount::Whole | Amount::Padded => self.place(vec![0; len]).0,
+                    _ => self.reserve(len),
+                };
                 let amount = match *amount {
                     Amount::Whole => Written::Whole,
+                    Amount::Padded => Written::Result { size: 1, add: 0 },
                     Amount::Result { size, add } => Written::Result { size, add },
                     Amount::Pointed(arg) => Written::Pointed(arg),
                     Amount::SelfSized => Written::Field { at, wide: false },
@@ -313,9 +324,8 @@ impl MailboxLayout {
                 Some(at)
             }
             (Shape::Segments(direction, count), Arg::Segments(segments)) => {
-                let entries = segments.lens.len();
                 let amount = Written::Result { size: 1, add: 0 };
-                let at = self.segments(*direction, segments, amount, When::AtLeast(0))?;
+                let (at, entries) = self.segments(*direction, segments, amount, When::AtLeast(0))?;
                 self.args[usize::from(*count)] = Slot::Value(entries as u64);
                 Some(at)
             }
@@ -363,36 +373,53 @@ impl MailboxLayout {
         at
     }
 
-    /// Places the data contiguously, and an iovec array that divides it as the guest's does.
+    /// Places the data contiguously, and an iovec array that divides it as the guest's does. Returns the
+    /// array's offset and the number of its entries.
     fn segments(
         &mut self,
         direction: Direction,
         segments: Segments,
         amount: Written,
         when: When,
-    ) -> Option<usize> {
+    ) -> Option<(usize, usize)> {
         let total: u64 = segments.lens.iter().map(|&len| u64::from(len)).sum();
         if segments.lens.len() as u64 > limits::MAX_SEGMENTS || total > limits::MAX_DATA {
             return None;
         }
-        let total = usize::try_from(total).ok()?;
-        let mut data = match direction {
-            Direction::Send if segments.bytes.len() == total => self.place(segments.bytes.into_vec()).0,
+        let accessible = usize::try_from(total.checked_sub(segments.inaccessible)?).ok()?;
+        let data = match direction {
+            Direction::Send if segments.bytes.len() == accessible => self.place(segments.bytes.into_vec()).0,
             Direction::Receive if segments.bytes.is_empty() => {
-                let at = self.reserve(total);
-                self.outs.push(Out { at, len: total, amount, when, before: None, is_rewritten: false });
+                let at = self.reserve(accessible);
+                self.outs.push(Out { at, len: accessible, amount, when, before: None, is_rewritten: false });
                 at
             }
             _ => return None,
         };
-        let entries: Vec<u8> =
-            segments.lens.iter().flat_map(|&len| (u128::from(len) << 64).to_le_bytes()).collect();
-        let (at, piece) = self.place(entries);
-        for (i, &len) in segments.lens.iter().enumerate() {
-            self.pointers.push(Pointer { piece, at: i * 16, to: data });
-            data += len as usize;
+        let mut lens = segments.lens;
+        let mut left = accessible;
+        let ends_in = lens.iter_mut().position(|len| {
+            let whole = *len as usize;
+            *len = whole.min(left) as u32;
+            left -= *len as usize;
+            (*len as usize) < whole
+        });
+        lens.truncate(ends_in.map_or(lens.len(), |last| last + 1));
+        let mut entries: Vec<u8> =
+            lens.iter().flat_map(|&len| (u128::from(len) << 64).to_le_bytes()).collect();
+        // Without room for one more entry, the call transfers only what is accessible.
+        if ends_in.is_some() && (lens.len() as u64) < limits::MAX_SEGMENTS {
+            let entry = u128::from(segments.inaccessible) << 64 | u128::from(BAD_ADDRESS);
+            entries.extend(entry.to_le_bytes());
         }
-        Some(at)
+        let count = entries.len() / 16;
+        let (at, piece) = self.place(entries);
+        let mut to = data;
+        for (i, &len) in lens.iter().enumerate() {
+            self.pointers.push(Pointer { piece, at: i * 16, to });
+            to += len as usize;
+        }
+        Some((at, count))
     }
 
     /// Places argv or envp: the strings, and the pointers to them. `exec_size` counts the bytes of

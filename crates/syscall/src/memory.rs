@@ -38,7 +38,8 @@ const PAGE: u64 = 4096;
 const USER_END: u64 = 1 << 56;
 
 /// Whether this range lies in user space. For one that does not, the kernel returns EFAULT in many calls
-/// before it does anything, also for a length of 0 (`access_ok` in Linux's asm/uaccess.h).
+/// before it does anything, also for a length of 0 (`access_ok` in Linux's asm/uaccess.h). Elsewhere it
+/// finds inaccessible memory only when it transfers data.
 pub(crate) fn is_user_range(addr: u64, len: u64) -> bool {
     addr.checked_add(len).is_some_and(|end| end <= USER_END)
 }

@@ -137,6 +137,8 @@ pub enum Amount {
         /// Bytes before the first element.
         add: u32,
     },
+    /// As many bytes as the result, in which the kernel leaves padding unchanged.
+    Padded,
     /// Given by the number behind this argument, a [`Shape::Length`], after the call.
     Pointed(u8),
     /// Given by the 32-bit number at the start of the output.
@@ -280,7 +282,7 @@ impl fmt::Display for Shape {
                 write!(f, "out: {len}")?;
                 match amount {
                     Amount::Whole => Ok(()),
-                    Amount::Result { size: 1, add: 0 } => f.write_str("; result bytes"),
+                    Amount::Result { size: 1, add: 0 } | Amount::Padded => f.write_str("; result bytes"),
                     Amount::Result { size, add: 0 } => write!(f, "; result × {size}"),
                     Amount::Result { size, add } => write!(f, "; {add} + result × {size}"),
                     Amount::Pointed(_) => f.write_str("; as the length says"),

@@ -37,12 +37,13 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 fn segments() -> impl Strategy<Value = Segments> {
-    (vec(prop_oneof![0..64u32, any::<u32>()], 0..8), bytes(), any::<bool>()).prop_map(
-        |(mut lens, bytes, honest)| {
+    let lens = vec(prop_oneof![0..64u32, any::<u32>()], 0..8);
+    (lens, bytes(), prop_oneof![0..64u64, any::<u64>()], any::<bool>()).prop_map(
+        |(mut lens, bytes, inaccessible, honest)| {
             if honest {
-                lens = vec![bytes.len() as u32];
+                lens = vec![bytes.len() as u32 + inaccessible.min(64) as u32];
             }
-            Segments { lens, bytes }
+            Segments { lens, bytes, inaccessible }
         },
     )
 }
@@ -59,6 +60,7 @@ fn arg() -> impl Strategy<Value = Arg> {
     prop_oneof![
         3 => number().prop_map(Arg::Value),
         1 => Just(Arg::BadPointer),
+        1 => Just(Arg::KernelPointer),
         2 => Just(Arg::Output),
         3 => bytes().prop_map(Arg::Bytes),
         2 => segments().prop_map(Arg::Segments),
@@ -80,7 +82,7 @@ fn call() -> impl Strategy<Value = Call> {
                 for (i, arg) in any.iter_mut().enumerate() {
                     let kept = match (row.shapes(&values).get(i), &*arg) {
                         (None | Some(Shape::Value | Shape::Fd), _) => None,
-                        (Some(_), Arg::BadPointer | Arg::Value(0)) => continue,
+                        (Some(_), Arg::BadPointer | Arg::KernelPointer | Arg::Value(0)) => continue,
                         (Some(Shape::Out(..)), _) => Some(Arg::Output),
                         (Some(Shape::Segments(..)), Arg::Segments(_))
                         | (Some(Shape::Messages(..)), Arg::Messages(_)) => continue,
@@ -148,7 +150,7 @@ fn all_sizes_are_limited() {
 
     let message = |control: u32, len: u32| SocketMessage {
         name: MessageBuffer::Null,
-        segments: Segments { lens: vec![len; 1024], bytes: ByteBuf::new() },
+        segments: Segments { lens: vec![len; 1024], bytes: ByteBuf::new(), inaccessible: 0 },
         control: MessageBuffer::Output(control),
     };
     let receive = |messages: Vec<SocketMessage>| {

@@ -12,8 +12,7 @@ const IOVEC: u64 = 16;
 impl Gatherer<'_> {
     /// Gathers the memory of `count` iovec entries at `addr`. `None` for a bad pointer, or a count
     /// that the kernel refuses before it reads any entry, or an entry that does not lie in user space,
-    /// which the kernel refuses before it transfers anything. If other memory of an entry is bad, the
-    /// call ends there, with a short count.
+    /// which the kernel refuses before it transfers anything.
     pub(super) fn iovec(
         &mut self,
         direction: Direction,
@@ -59,40 +58,42 @@ impl Gatherer<'_> {
 
     fn sent(&mut self, entries: &[(u64, u64)]) -> Option<Segments> {
         let total: u64 = entries.iter().map(|&(_, len)| len).sum();
-        let mut lens = Vec::with_capacity(entries.len());
         let mut bytes = vec![0; usize::try_from(total).ok()?];
         let mut at = 0;
         for &(base, len) in entries {
             let end = at + usize::try_from(len).ok()?;
             if at < end && self.mem.read(base, &mut bytes[at..end]).is_err() {
-                if at == 0 {
-                    return None;
-                }
+                let readable = memory::read_up_to(self.mem, base, end - at).unwrap_or_default();
+                bytes[at..at + readable.len()].copy_from_slice(&readable);
+                at += readable.len();
                 break;
             }
-            lens.push(u32::try_from(len).ok()?);
             at = end;
         }
         bytes.truncate(at);
-        Some(Segments { lens, bytes: ByteBuf::from(bytes) })
+        let inaccessible = total - at as u64;
+        Some(Segments { lens: lengths(entries)?, bytes: ByteBuf::from(bytes), inaccessible })
     }
 
     fn received(&mut self, mut entries: Vec<(u64, u64)>) -> Option<Segments> {
+        let lens = lengths(&entries)?;
         let mut usable = |&(base, len): &(u64, u64)| if len > 0 { self.mem.writable(base, len) } else { 0 };
+        let mut inaccessible = 0;
         if self.probe
             && let Some((bad, usable)) =
                 entries.iter().map(&mut usable).enumerate().find(|&(at, usable)| usable < entries[at].1)
         {
+            inaccessible = entries[bad..].iter().map(|&(_, len)| len).sum::<u64>() - usable;
             entries[bad].1 = usable;
             entries.truncate(if usable > 0 { bad + 1 } else { bad });
-            if entries.iter().all(|&(_, len)| len == 0) {
-                return None;
-            }
         }
-        let lens = entries.iter().map(|&(_, len)| u32::try_from(len)).collect::<Result<_, _>>().ok()?;
         self.output_buffers.push(OutputBuffer { spans: entries, ignores_faults: false });
-        Some(Segments { lens, bytes: ByteBuf::new() })
+        Some(Segments { lens, bytes: ByteBuf::new(), inaccessible })
     }
+}
+
+fn lengths(entries: &[(u64, u64)]) -> Option<Vec<u32>> {
+    entries.iter().map(|&(_, len)| u32::try_from(len).ok()).collect()
 }
 
 /// Whether all of these entries lie in user space. As in the kernel, the data above the limit of one call

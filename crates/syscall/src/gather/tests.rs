@@ -229,6 +229,28 @@ fn segments_end_before_memory_that_is_bad() {
     }
 }
 
+/// Home's kernel finds inaccessible memory at the same byte of the data, and decides what that means.
+#[test]
+fn inaccessible_data_is_inaccessible_at_home() {
+    let mut mem = Fake::new(b"0123456789abcdef".repeat(256));
+    let iov: Vec<u8> = [BASE + 96, 3, BASE + 4091, 50, BASE + 96, 7]
+        .iter()
+        .flat_map(|word: &u64| word.to_le_bytes())
+        .collect();
+    mem.write(BASE, &iov).expect("memory");
+    let sent = gather(nr(libc::SYS_writev), &args(&[1, BASE, 3]), &mut mem).expect("a write");
+    let Arg::Segments(segments) = &sent.call.args[1] else { panic!("{:?}", sent.call) };
+    assert_eq!((segments.bytes.as_slice(), segments.inaccessible), (b"012bcdef".as_slice(), 52));
+    let layout = sent.call.lay_out().expect("a valid call");
+    let mut mailbox = vec![0; layout.size()];
+    layout.fill(0, &mut mailbox).expect("it fits");
+    let [_, at, count, ..] = layout.args(0);
+    let word = |at: u64| u64::from_le_bytes(mailbox[at as usize..][..8].try_into().expect("8 bytes"));
+    let entries: Vec<_> = (0..count).map(|i| (word(at + i * 16), word(at + i * 16 + 8))).collect();
+    assert_eq!(entries.iter().map(|entry| entry.1).collect::<Vec<_>>(), [3, 5, 52]);
+    assert_eq!((entries[1].0, entries[2].0), (entries[0].0 + 3, 2048));
+}
+
 /// Lengths beyond the memory behind them are cut, wherever they are stated.
 #[test]
 fn stated_lengths_end_at_the_memory() {

@@ -36,7 +36,6 @@ impl MailboxLayout {
 
     /// The outputs are in the same order as the guest's output buffers.
     fn place_message(&mut self, header: &Header, message: SocketMessage, many: Option<usize>) -> Option<()> {
-        let entries = message.segments.lens.len();
         let (amount, when) = match many {
             None => (Written::Result { size: 1, add: 0 }, When::AtLeast(0)),
             Some(i) => {
@@ -44,7 +43,7 @@ impl MailboxLayout {
                 (Written::Field { at, wide: false }, When::AtLeast(i as i64 + 1))
             }
         };
-        let segments = self.segments(header.direction, message.segments, amount, when)?;
+        let (segments, entries) = self.segments(header.direction, message.segments, amount, when)?;
         self.set_pointer(header, header::SEGMENTS, segments);
         self.set_field(header, header::SEGMENTS_LEN, entries as u64);
 

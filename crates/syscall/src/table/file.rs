@@ -18,7 +18,8 @@ const fn link_out(arg: u8) -> Shape {
     filled(counted(arg, Width::Int, 1, 65536, OverLimit::Cut), 1)
 }
 const fn entries_out(arg: u8) -> Shape {
-    filled(counted(arg, Width::UInt, 1, limits::MAX_DATA, OverLimit::Cut), 1)
+    let len = counted(arg, Width::UInt, 1, limits::MAX_DATA, OverLimit::Cut);
+    Shape::Out(len, Amount::Padded, When::AtLeast(0))
 }
 /// struct file_handle: eight bytes, then as many bytes as its first number states.
 const HANDLE: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 8, zero: 0, max: 136, beyond: 8 });
