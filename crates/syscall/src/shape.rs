@@ -137,7 +137,7 @@ pub enum Amount {
         /// Bytes before the first element.
         add: u32,
     },
-    /// As many bytes as the result, in which the kernel leaves padding unchanged.
+    /// The result's number of bytes. The kernel leaves padding between them unchanged.
     Padded,
     /// Given by the number behind this argument, a [`Shape::Length`], after the call.
     Pointed(u8),
