@@ -5,7 +5,7 @@
 //! command line. Tools whose MOSIX syntax clap cannot parse (`mosrun -3`, `setpe -off`) have their
 //! own parser and use `describe` only for the help.
 
-use crate::command::cluster::{init, join, mosctl, outside, setpe, token, tune};
+use crate::command::cluster::{init, join, mosctl, outside, remove, setpe, token, tune};
 use crate::command::files::mount_mfs;
 use crate::command::placed::{mexec, mpmake};
 use crate::command::process::{migrate, moskillall, mosps, mps};
@@ -39,7 +39,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 /// All tools, in the order of `tern --help`.
-pub(crate) const TOOLS: [Tool; 34] = [
+pub(crate) const TOOLS: [Tool; 35] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -67,6 +67,7 @@ pub(crate) const TOOLS: [Tool; 34] = [
     Tool { name: "init", standalone: false, describe: init::describe, run: init::run },
     Tool { name: "join", standalone: false, describe: join::describe, run: join::run },
     Tool { name: "token", standalone: false, describe: token::describe, run: token::run },
+    Tool { name: "remove", standalone: false, describe: remove::describe, run: remove::run },
     Tool { name: "outside", standalone: false, describe: outside::describe, run: outside::run },
     Tool { name: "status", standalone: false, describe: status::describe, run: status::run },
     Tool { name: "doctor", standalone: false, describe: doctor::describe, run: doctor::run },

@@ -187,6 +187,11 @@ pub enum Request {
         /// The file's text.
         text: String,
     },
+    /// Remove a node from the cluster. Only on the node that founded the cluster.
+    RemoveNode {
+        /// The node.
+        node: NodeId,
+    },
     /// The current map, as text.
     GetMap,
     /// Leave the cluster: forget the map (`setpe -off`). Refused while processes are away or

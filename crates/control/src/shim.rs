@@ -133,6 +133,12 @@ pub enum ShimRequest {
         /// The reason, as one sentence for the user.
         why: String,
     },
+    /// A node is no longer a member of the cluster. A guest shim of that home kills its guests; a deputy
+    /// kills the processes that are on that node. (`Done`.)
+    NodeRemoved {
+        /// The node.
+        node: NodeId,
+    },
     /// Open a file of this node for a guest. Served by the node's file server only, requested by
     /// shims. (`Done`, then a byte with the descriptor. The file counts as open until the socket is
     /// closed.)

@@ -106,6 +106,7 @@ impl Halves {
     /// If an identity or a connection cannot be created.
     pub fn new() -> Result<Self> {
         let identity = Identity::issued_by_authority(&Authority::create("hostile")?, NODE)?;
+        identity.members().set([identity.member()]);
         let (socket, container_end) = UnixStream::pair()?;
         thread::spawn(move || fake_container(container_end));
         let process = Command::new("true").stdin(Stdio::null()).spawn()?;

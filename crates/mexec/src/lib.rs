@@ -59,6 +59,7 @@ pub fn serve(config: Config, control: &ControlSocket, socket: UnixListener) -> R
     // Removes the control groups of a predecessor that was killed while ternd was not running.
     tern_cgroup::guests::remove_if_empty();
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
+    tern_node::follow_map(&config.map, &identity).context("the map is not usable")?;
     let jobs = Arc::new(JobTable::default());
     let away = Arc::new(Away::new(config.clone(), &identity, jobs.clone())?);
     let home = Arc::new(Home::new(config, identity, jobs.clone()));

@@ -36,7 +36,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tern_node::Config;
+use tern_node::{Config, follow_map};
 use tern_wire::Identity;
 use tree::Tree;
 
@@ -126,6 +126,7 @@ pub fn mount_detached(config: &Config, options: &MountOptions) -> Result<(Sessio
 fn prepare(config: &Config, options: &MountOptions) -> Result<(Arc<Tree>, fuser::Config)> {
     let identity = Identity::load(&config.config_dir)
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
+    follow_map(&config.map, &identity).context("the map is not usable")?;
     let context = MountContext {
         identity,
         map: config.map.clone(),

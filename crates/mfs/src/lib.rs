@@ -78,6 +78,9 @@ mod tests {
         let authority = Authority::create("test").unwrap();
         let [one, two] =
             [1, 2].map(|node| Identity::issued_by_authority(&authority, tern_ids::NodeId(node)).unwrap());
+        for end in [&one, &two] {
+            end.members().set([one.member(), two.member()]);
+        }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let deadline = Instant::now() + Duration::from_secs(30);

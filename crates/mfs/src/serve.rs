@@ -41,9 +41,8 @@ use std::time::{Duration, Instant};
 use tern_control::control_socket::{ControlSocket, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_ids::{Credentials, NodeId};
-use tern_node::Config;
-use tern_node::map::Map;
-use tern_wire::{Identity, Link, LinkError, ServerTls};
+use tern_node::{Config, follow_map};
+use tern_wire::{Identity, Link, LinkError, Members, ServerTls};
 
 pub(crate) use export::Export;
 
@@ -75,6 +74,7 @@ struct Server {
     config: Config,
     export: Export,
     leases: Arc<LeaseTable>,
+    members: Arc<Members>,
     tls: ServerTls,
     budget: Arc<FdBudget>,
     /// Boot ID of this machine.
@@ -97,7 +97,9 @@ struct Server {
 pub fn run(config: Config, control: &ControlSocket, is_first: bool) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
+    follow_map(&config.map, &identity).context("the map is not usable")?;
     let server = Arc::new(Server {
+        members: identity.members().clone(),
         node: identity.node(),
         export: Export {
             is_read_only: config.file.mfs_read_only.unwrap_or(false),
@@ -237,9 +239,6 @@ impl Server {
         }
         if !self.config.file.mfs.unwrap_or(true) {
             return Ok(Err("this node does not export its files (mfs = false in its ternd.toml)".into()));
-        }
-        if !Map::read(&self.config.map).is_ok_and(|map| map.contains(node)) {
-            return Ok(Err(format!("node {node} is not in this node's map")));
         }
         let mut is_new = false;
         let attached = {
@@ -409,7 +408,10 @@ impl Server {
     /// Drops sessions without a connection for longer than the session timeout.
     fn expire_sessions(&self) {
         let mut sessions = lock(&self.sessions);
-        sessions.retain(|_, session| {
+        sessions.retain(|(node, _), session| {
+            if !self.members.contains(*node) {
+                return false;
+            }
             let (connections, since) = *lock(&session.connection_count);
             connections > 0 || since.elapsed() < self.session_timeout
         });

@@ -62,6 +62,7 @@ struct Server {
 /// If this node lacks a privilege or the kernel a feature.
 pub fn run(config: &Config, control: &ControlSocket, is_ready: impl FnOnce()) -> Result<()> {
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
+    tern_node::follow_map(&config.map, &identity).context("the map is not usable")?;
     let packets = Arc::new(Packets::open(TABLE).context("this node cannot move connections")?);
     let server = Arc::new(Server {
         node: identity.node(),

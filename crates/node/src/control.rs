@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use tern_control::{Refusal, RefusalKind, Reply, Request, Switch, stream};
+use tern_ids::NodeId;
 
 /// Maximum number of simultaneous connections, in total and of one user.
 const MAX_CONNECTIONS: (usize, usize) = (1024, 256);
@@ -143,6 +144,10 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             caller.check_owns_node("change the map")?;
             set_map(node, &text)
         }
+        Request::RemoveNode { node: removed } => {
+            caller.check_owns_node("remove nodes")?;
+            remove_node(node, removed)
+        }
         Request::MapOff => {
             caller.check_owns_node("take the node out of the cluster")?;
             let (away, guests) = process_list::counts(node);
@@ -232,18 +237,26 @@ fn set_map(node: &Arc<Node>, text: &str) -> Result<Reply, Refusal> {
     if map.nodes().is_empty() {
         return Err(bad(MapError::NodeMissing(node.me())));
     }
-    node.change_map(|old| Ok(map.with_version(old.version().saturating_add(1))))?;
+    node.change_map(|old| Ok(map.with_keys_of(old).with_version(old.version().saturating_add(1))))?;
+    client::send_map(node, node.other_nodes());
+    Ok(Reply::Done)
+}
+
+fn remove_node(node: &Arc<Node>, removed: NodeId) -> Result<Reply, Refusal> {
+    node.founding_authority("removes nodes", &format!("tern remove {removed}"))?;
+    if removed == node.me() {
+        let message = format!("node {removed} founded the cluster, and cannot be removed from it");
+        return Err(Refusal::new(RefusalKind::BadRequest, message));
+    }
+    node.change_map(|map| {
+        map.without(removed).map_err(|problem| Refusal::new(RefusalKind::NotFound, problem))
+    })?;
     client::send_map(node, node.other_nodes());
     Ok(Reply::Done)
 }
 
 fn make_token(node: &Node, seconds: u32) -> Result<Reply, Refusal> {
-    let Some(authority) = &node.authority else {
-        let founder =
-            node.config.file.founder.map_or_else(|| "the founding node".into(), |id| format!("node {id}"));
-        let message = "only the node that founded the cluster admits new ones";
-        return Err(Refusal::new(RefusalKind::Unavailable, message).hint(format!("tern token, on {founder}")));
-    };
+    let authority = node.founding_authority("admits new ones", "tern token")?;
     if !(60..=604_800).contains(&seconds) {
         return Err(Refusal::new(RefusalKind::BadRequest, "a token is valid for 60 to 604800 seconds"));
     }

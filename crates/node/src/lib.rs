@@ -45,6 +45,7 @@ mod programs;
 mod shim;
 
 pub use cluster::bootstrap::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
+pub use cluster::follow::follow_map;
 pub use cluster::speed::cpu_speed;
 pub use cluster::{map, token};
 pub use config::Config;

@@ -6,6 +6,7 @@ use crate::balance::state::BalancerState;
 use crate::cluster::kernel_log;
 use crate::cluster::link_costs::LinkCostStore;
 use crate::cluster::map::{MAX_TEXT_LEN, Map, MapError};
+use crate::cluster::membership;
 use crate::cluster::state::ClusterState;
 use crate::cluster::token::Tokens;
 use crate::config::Config;
@@ -18,17 +19,14 @@ use crate::peer::message::{Hello, PROTOCOL};
 use crate::process::node_choices::NodeChoices;
 use crate::process::registry::Registry;
 use anyhow::{Context, Result};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_wire::{Authority, Identity, ServerTls};
-
-/// The most by which one update may raise the version of the map. A member that sends more is
-/// broken or hostile.
-const MAX_VERSION_STEP: u64 = 1 << 20;
 
 /// One node's daemon.
 #[derive(Debug)]
@@ -58,6 +56,8 @@ pub(crate) struct Node {
     pub(crate) first_moves: Mutex<HashSet<i32>>,
     /// Set while a newer map is being fetched.
     pub(crate) fetching_map: AtomicBool,
+    /// When the map was last fetched because a stranger has a certificate of this cluster.
+    pub(crate) map_fetched_for_stranger: Mutex<Option<Instant>>,
     map: Mutex<Arc<Map>>,
     /// Serialises changes of the map. Held while its file is written, never during network I/O.
     map_update: Mutex<()>,
@@ -89,6 +89,8 @@ impl Node {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Map::default(),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", config.map.display())),
         };
+        let map = authenticate_map(map, &identity, authority.as_ref(), &config)?;
+        identity.members().set(map.keys());
         let registry = Registry::open(&config.run_dir)
             .with_context(|| format!("cannot use {}", config.run_dir.display()))?;
         let choices = |name| {
@@ -115,6 +117,7 @@ impl Node {
             owner: OwnerState::default(),
             first_moves: Mutex::default(),
             fetching_map: AtomicBool::new(false),
+            map_fetched_for_stranger: Mutex::default(),
             map: Mutex::new(Arc::new(map)),
             map_update: Mutex::new(()),
             boot_id: boot.trim().into(),
@@ -139,17 +142,36 @@ impl Node {
         self.map().nodes().into_iter().filter(|node| *node != me).collect()
     }
 
-    /// Atomically replaces the current map by the result of `change`; returns the new map.
+    /// Atomically replaces the current map by the result of `change`, signed; returns the new map.
+    ///
+    /// # Errors
+    /// Those of `change`; `Unavailable` if this node is not the founder; `Internal` if the map cannot be
+    /// written. Then nothing has changed.
     pub(crate) fn change_map(
         &self,
         change: impl FnOnce(&Map) -> Result<Map, Refusal>,
     ) -> Result<Arc<Map>, Refusal> {
+        let authority = self.founding_authority("changes the map", "setpe")?;
         let _guard = lock(&self.map_update);
-        let map = change(&self.map())?;
-        self.install_map(map)
+        let map = change(&self.map())?.signed(authority);
+        let map = self.install_map(map.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?)?;
+        Ok(map)
     }
 
-    /// Installs a map that another node sent, if it is newer; returns whether it was.
+    /// The authority, if this node has it.
+    ///
+    /// # Errors
+    /// That only the founder does this, and by which command.
+    pub(crate) fn founding_authority(&self, does: &str, command: &str) -> Result<&Authority, Refusal> {
+        self.authority.as_ref().ok_or_else(|| {
+            let founder = self.config.file.founder;
+            let founder = founder.map_or_else(|| "the founding node".into(), |id| format!("node {id}"));
+            let message = format!("only the node that founded the cluster {does}");
+            Refusal::new(RefusalKind::Unavailable, message).hint(format!("{command}, on {founder}"))
+        })
+    }
+
+    /// Installs a map that another node sent, if it is newer and signed; returns whether it was newer.
     pub(crate) fn adopt_map(&self, text: &str) -> Result<bool, Refusal> {
         let bad = |e: MapError| Refusal::new(RefusalKind::BadRequest, e.to_string());
         let map = Map::parse(text).and_then(|map| map.check_contains(self.me())).map_err(bad)?;
@@ -158,8 +180,9 @@ impl Node {
         if !map.replaces(&old) {
             return Ok(false);
         }
-        if map.version() - old.version() > MAX_VERSION_STEP {
-            return Err(Refusal::new(RefusalKind::BadRequest, "the version of the map is too far ahead"));
+        if !map.is_signed(&self.identity) {
+            let message = "the map is not signed by the cluster's authority";
+            return Err(Refusal::new(RefusalKind::NotAllowed, message));
         }
         let map = self.install_map(map)?;
         tracing::info!(version = map.version(), nodes = map.nodes().len(), "took a newer map");
@@ -174,13 +197,15 @@ impl Node {
             _ => {}
         }
         *lock(&self.map) = Arc::default();
+        self.identity.members().set(HashMap::new());
         Ok(())
     }
 
     fn install_map(&self, map: Map) -> Result<Arc<Map>, Refusal> {
         text_file::replace(&self.config.map, map.text(), 0o644).map_err(|e| self.map_write_error(&e))?;
         let map = Arc::new(map);
-        *lock(&self.map) = map.clone();
+        let old = std::mem::replace(&mut *lock(&self.map), map.clone());
+        membership::apply_changes(self, &old, &map);
         let (version, nodes) = (map.version(), map.nodes().len());
         kernel_log::log_change(&self.settings, &format!("the map is version {version}, with {nodes} nodes"));
         Ok(map)
@@ -228,6 +253,26 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Checks that the founder made this map. A map that was edited on the founder is signed there now.
+fn authenticate_map(
+    map: Map,
+    identity: &Identity,
+    authority: Option<&Authority>,
+    config: &Config,
+) -> Result<Map> {
+    if map.nodes().is_empty() || map.is_signed(identity) {
+        return Ok(map);
+    }
+    let file = config.map.display();
+    let Some(authority) = authority else {
+        anyhow::bail!("the map {file} was not made by the node that founded the cluster; run tern join again")
+    };
+    let version = map.version().saturating_add(1);
+    let map = map.with_key(identity.node(), identity.key()).with_version(version).signed(authority)?;
+    text_file::replace(&config.map, map.text(), 0o644).with_context(|| format!("cannot write {file}"))?;
+    Ok(map)
 }
 
 /// The release of the running kernel.

@@ -3,10 +3,10 @@
 
 use crate::files::{self, read_certificate, write_certificate};
 use crate::fingerprint_of;
-use crate::identity::{IdentityError, NodeKey, check_cluster_name, node_name};
+use crate::identity::{IdentityError, NodeKey, PUBLIC_KEY_LEN, UNCOMPRESSED, check_cluster_name, node_name};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey,
 };
 use rustls::pki_types::CertificateDer;
 use std::fmt;
@@ -98,7 +98,7 @@ impl Authority {
     /// # Errors
     /// If the key is not an uncompressed point of P-256.
     pub fn issue(&self, node: NodeId, public_key: &[u8]) -> Result<CertificateDer<'static>, IdentityError> {
-        if public_key.len() != 65 || public_key[0] != 4 {
+        if public_key.len() != PUBLIC_KEY_LEN || public_key[0] != UNCOMPRESSED {
             return Err(IdentityError::PublicKey);
         }
         let name = node_name(node, &self.cluster);
@@ -110,6 +110,15 @@ impl Authority {
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         Ok(parameters.signed_by(&Point(public_key), &self.issuer)?.der().clone())
+    }
+
+    /// Signs a message; [`Identity::is_signed_by_authority`](crate::Identity::is_signed_by_authority)
+    /// checks that.
+    ///
+    /// # Errors
+    /// If the system's random generator fails.
+    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, IdentityError> {
+        Ok(self.issuer.key().sign(message)?)
     }
 
     /// Issues a certificate for a key of this process.

@@ -6,12 +6,18 @@
 use crate::Authority;
 use crate::files::{self, read_certificate, write_certificate};
 use crate::limits::MAX_CLUSTER_NAME;
+use crate::members::Members;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SigningKey};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use tern_ids::NodeId;
+use std::sync::Arc;
+use tern_ids::{Fingerprint, NodeId};
+
+/// Bytes of an uncompressed point of P-256, and the first of them.
+pub(crate) const PUBLIC_KEY_LEN: usize = 65;
+pub(crate) const UNCOMPRESSED: u8 = 4;
 
 /// Why an identity could not be created or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +82,26 @@ pub(crate) fn node_in_certificate(certificate: &CertificateDer<'_>) -> Option<(N
     Some((NodeId(id), cluster.into()))
 }
 
+/// The fingerprint of the public key in a certificate; `None` if it is of another type than
+/// [`NodeKey::public_key`]. Meaningful only for a verified certificate.
+pub(crate) fn key_in_certificate(certificate: &CertificateDer<'_>) -> Option<Fingerprint> {
+    Some(key_fingerprint(&public_key_in(certificate)?))
+}
+
+/// The public key in a certificate, in the form of [`NodeKey::public_key`], with which its key info ends.
+fn public_key_in(certificate: &CertificateDer<'_>) -> Option<[u8; PUBLIC_KEY_LEN]> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
+    parsed.subject_public_key_info().last_chunk().filter(|key| key[0] == UNCOMPRESSED).copied()
+}
+
+/// The SHA-256 of a public key in the form of [`NodeKey::public_key`].
+pub fn key_fingerprint(public_key: &[u8]) -> Fingerprint {
+    let digest = ring::digest::digest(&ring::digest::SHA256, public_key);
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    Fingerprint(bytes)
+}
+
 /// Checks that a text is a valid name of a cluster.
 ///
 /// # Errors
@@ -107,6 +133,14 @@ impl NodeKey {
         Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
     }
 
+    /// Reads the key that [`Identity::save`] wrote.
+    ///
+    /// # Errors
+    /// If the file is missing or malformed.
+    pub fn load(directory: &Path) -> Result<Self, IdentityError> {
+        Ok(Self(KeyPair::from_pem(&files::read(&directory.join("node.key"))?)?))
+    }
+
     /// The public key, which the authority signs: an uncompressed point of P-256.
     pub fn public_key(&self) -> &[u8] {
         self.0.der_bytes()
@@ -135,6 +169,7 @@ pub struct Identity {
     pub(crate) certificate: CertificateDer<'static>,
     pub(crate) authority: CertificateDer<'static>,
     key: KeyPair,
+    members: Arc<Members>,
 }
 
 impl fmt::Debug for Identity {
@@ -163,7 +198,7 @@ impl Identity {
             return Err(IdentityError::OtherKey { path });
         }
         drop(parsed);
-        Ok(Self { node, cluster, certificate, authority, key: key.0 })
+        Ok(Self { node, cluster, certificate, authority, key: key.0, members: Arc::default() })
     }
 
     /// The identity of the founder, with a certificate from its own authority.
@@ -186,6 +221,27 @@ impl Identity {
         &self.cluster
     }
 
+    /// The fingerprint of the node's public key.
+    pub fn key(&self) -> Fingerprint {
+        key_fingerprint(self.key.der_bytes())
+    }
+
+    /// This node and its key, as they are in the map.
+    pub fn member(&self) -> (NodeId, Fingerprint) {
+        (self.node, self.key())
+    }
+
+    /// The members of the cluster with which [`cluster_client`](Self::cluster_client) and
+    /// [`cluster_server`](Self::cluster_server) make links. There are none until they are set.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
+    }
+
+    /// Whether the cluster's authority has signed a message.
+    pub fn is_signed_by_authority(&self, message: &[u8], signature: &[u8]) -> bool {
+        public_key_in(&self.authority).is_some_and(|key| NodeKey::has_signed(&key, message, signature))
+    }
+
     /// Writes `node.key`, `node.pem` and `ca.pem` into a directory.
     ///
     /// # Errors
@@ -201,9 +257,9 @@ impl Identity {
     /// # Errors
     /// If a file is missing or malformed, or key and certificate do not match.
     pub fn load(directory: &Path) -> Result<Self, IdentityError> {
-        let key = KeyPair::from_pem(&files::read(&directory.join("node.key"))?)?;
+        let key = NodeKey::load(directory)?;
         let certificate = read_certificate(&directory.join("node.pem"))?;
-        Self::new(NodeKey(key), certificate, read_certificate(&directory.join("ca.pem"))?)
+        Self::new(key, certificate, read_certificate(&directory.join("ca.pem"))?)
     }
 
     pub(crate) fn private_key(&self) -> PrivateKeyDer<'static> {

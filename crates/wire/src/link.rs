@@ -11,7 +11,7 @@
 
 use crate::byte_queue::ByteQueue;
 use crate::frame::{Frame, FrameError};
-use crate::identity::node_in_certificate;
+use crate::identity::{key_in_certificate, node_in_certificate};
 use crate::limits::{
     FIRST_READ_SIZE, HANDSHAKE_TIMEOUT, MAX_PAYLOAD, MAX_READ_AHEAD, MAX_READ_SIZE, MAX_UNSENT,
     SLOW_SHIM_TIMEOUT,
@@ -27,6 +27,7 @@ use rustls::server::UnbufferedServerConnection;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_ids::{Fingerprint, NodeId, ShimId};
 
@@ -60,6 +61,10 @@ pub enum LinkError {
     /// The peer's certificate does not name a node of the cluster.
     #[error("the peer's certificate does not name a node of this cluster")]
     NotAMember,
+    /// The peer has a certificate for this node's number, but the map binds the number to no key or to
+    /// another.
+    #[error("the peer was node {0}, and is not in this node's map now")]
+    NotInMap(NodeId),
     /// The stream contains something other than frames.
     #[error("malformed stream: {0}")]
     Frame(#[from] FrameError),
@@ -81,7 +86,8 @@ impl From<io::Error> for LinkError {
 /// A link; see the module's description.
 #[derive(Debug)]
 pub struct Link {
-    socket: TcpStream,
+    /// Shared with [`Members`](crate::Members) only.
+    socket: Arc<TcpStream>,
     session: Session,
     trust: Trust,
     peer: Option<(Fingerprint, Option<(NodeId, String)>)>,
@@ -158,7 +164,7 @@ impl Link {
     fn new(socket: TcpStream, session: Session, trust: Trust) -> Result<Self, LinkError> {
         socket.set_nodelay(true)?;
         Ok(Self {
-            socket,
+            socket: Arc::new(socket),
             session,
             trust,
             peer: None,
@@ -190,14 +196,18 @@ impl Link {
             }
         }
         let certificate = self.session.peer_certificate();
-        self.peer = certificate.map(|c| (fingerprint_of(&c), node_in_certificate(&c)));
-        if let Trust::Cluster(own) = &self.trust {
-            match &self.peer {
-                Some((_, Some((_, cluster)))) if cluster == own => {}
-                _ => return Err(LinkError::NotAMember),
-            }
+        self.peer = certificate.as_ref().map(|c| (fingerprint_of(c), node_in_certificate(c)));
+        let Trust::Cluster(own, members) = &self.trust else { return Ok(()) };
+        let (Some((_, Some((node, cluster)))), Some(key)) =
+            (&self.peer, certificate.as_ref().and_then(key_in_certificate))
+        else {
+            return Err(LinkError::NotAMember);
+        };
+        match cluster == own {
+            false => Err(LinkError::NotAMember),
+            true if members.admit(*node, key, &self.socket) => Ok(()),
+            true => Err(LinkError::NotInMap(*node)),
         }
-        Ok(())
     }
 
     /// The fingerprint of the peer's certificate; `None` if the peer has no certificate (a joining
@@ -209,7 +219,7 @@ impl Link {
     /// The node that the peer is; `None` on links that do not authenticate members.
     pub fn peer_node(&self) -> Option<NodeId> {
         match (&self.trust, &self.peer) {
-            (Trust::Cluster(_), Some((_, Some((node, _))))) => Some(*node),
+            (Trust::Cluster(..), Some((_, Some((node, _))))) => Some(*node),
             _ => None,
         }
     }

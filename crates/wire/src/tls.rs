@@ -1,6 +1,7 @@
 //! TLS between members of a cluster: version 1.3 only, certificates on both sides, no resumption.
 
 use crate::identity::{Identity, IdentityError, node_name};
+use crate::members::Members;
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{self, cipher_suite};
@@ -11,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 use tern_ids::NodeId;
 
 /// The identity that the verified certificate of the peer proves.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Trust {
-    /// The peer is a member of this cluster; the certificate names its node.
-    Cluster(String),
+    /// The peer is one of these members of this cluster; the certificate names its node.
+    Cluster(String, Arc<Members>),
     /// The peer holds an expected key, or it is anonymous.
     KeyOnly,
 }
@@ -94,7 +95,7 @@ impl Identity {
         Ok(ClientTls {
             config: without_resumption(config),
             name,
-            trust: Trust::Cluster(self.cluster().into()),
+            trust: Trust::Cluster(self.cluster().into(), self.members().clone()),
         })
     }
 
@@ -107,7 +108,7 @@ impl Identity {
             .build()
             .map_err(|e| rustls::Error::General(e.to_string()))?;
         let config = server_config(verifier, vec![self.certificate.clone()], self.private_key())?;
-        Ok(ServerTls { config, trust: Trust::Cluster(self.cluster().into()) })
+        Ok(ServerTls { config, trust: Trust::Cluster(self.cluster().into(), self.members().clone()) })
     }
 
     /// TLS for accepting connections from joining machines. They receive the authority's

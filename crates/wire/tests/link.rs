@@ -50,14 +50,26 @@ fn assert_refused(client: &ClientTls, server: &ServerTls) {
     }
 }
 
+/// A node that knows only itself.
 fn member(authority: &Authority, node: u16) -> Identity {
-    Identity::issued_by_authority(authority, NodeId(node)).unwrap()
+    let identity = Identity::issued_by_authority(authority, NodeId(node)).unwrap();
+    identity.members().set([identity.member()]);
+    identity
+}
+
+/// Two nodes that know each other.
+fn members(authority: &Authority) -> (Identity, Identity) {
+    let (one, two) = (member(authority, 1), member(authority, 2));
+    for identity in [&one, &two] {
+        identity.members().set([one.member(), two.member()]);
+    }
+    (one, two)
 }
 
 #[test]
 fn members_authenticate_each_other() {
     let authority = Authority::create("alpha").unwrap();
-    let (one, two) = (member(&authority, 1), member(&authority, 2));
+    let (one, two) = members(&authority);
     let (mut a, mut b) = {
         let (a, b) = meet(&one.cluster_client(NodeId(2)).unwrap(), &two.cluster_server().unwrap());
         (a.unwrap(), b.unwrap())
@@ -71,9 +83,49 @@ fn members_authenticate_each_other() {
 #[test]
 fn another_member_is_refused() {
     let authority = Authority::create("alpha").unwrap();
-    let (one, two) = (member(&authority, 1), member(&authority, 2));
+    let (one, two) = members(&authority);
     let (a, _) = meet(&one.cluster_client(NodeId(3)).unwrap(), &two.cluster_server().unwrap());
     assert!(matches!(a, Err(LinkError::Tls(_))), "{a:?}");
+}
+
+/// A certificate proves that a machine was a member once. The map says who is one now.
+#[test]
+fn number_that_is_bound_to_another_key_is_refused() {
+    let authority = Authority::create("alpha").unwrap();
+    let (one, two) = members(&authority);
+    let meet = || meet(&one.cluster_client(NodeId(2)).unwrap(), &two.cluster_server().unwrap());
+    for keys in [vec![two.member()], vec![two.member(), (NodeId(1), two.key())]] {
+        two.members().set(keys);
+        let (client, server) = meet();
+        assert!(matches!(server, Err(LinkError::NotInMap(NodeId(1)))), "{server:?}");
+        let answer = client.and_then(|mut link| link.recv(deadline()));
+        assert!(matches!(answer, Err(LinkError::Closed)), "{answer:?}");
+    }
+    two.members().set([one.member(), two.member()]);
+    assert!(meet().1.is_ok());
+    one.members().set([one.member()]);
+    assert!(matches!(meet().0, Err(LinkError::NotInMap(NodeId(2)))));
+}
+
+/// All open links with a node end when it is removed, at both of its ends.
+#[test]
+fn removed_node_loses_its_links() {
+    let authority = Authority::create("alpha").unwrap();
+    let (one, two) = members(&authority);
+    let meet = || meet(&one.cluster_client(NodeId(2)).unwrap(), &two.cluster_server().unwrap());
+    let (both, waiting) = (meet(), meet());
+    let (mut first, mut second) = (both.0.unwrap(), both.1.unwrap());
+    let (mut other_end, mut waiting) = (waiting.0.unwrap(), waiting.1.unwrap());
+    // The keys of others change nothing.
+    two.members().set([one.member(), two.member(), (NodeId(3), one.key())]);
+    second.send(1, 1, &[b"still"], deadline()).unwrap();
+    assert_eq!(first.recv(deadline()).unwrap().payload, b"still");
+    let waits = thread::spawn(move || waiting.recv(deadline()));
+    two.members().set([two.member()]);
+    assert!(second.send(1, 1, &[b"no more"], deadline()).is_err() || second.recv(deadline()).is_err());
+    assert!(matches!(first.recv(deadline()), Err(LinkError::Closed)));
+    assert!(waits.join().unwrap().is_err());
+    assert!(other_end.recv(deadline()).is_err());
 }
 
 #[test]

@@ -6,4 +6,5 @@ mod admin_tree;
 mod balancing;
 mod isolation;
 mod manual_control;
+mod membership;
 mod stranger;

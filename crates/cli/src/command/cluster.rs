@@ -4,6 +4,7 @@ pub(crate) mod init;
 pub(crate) mod join;
 pub(crate) mod mosctl;
 pub(crate) mod outside;
+pub(crate) mod remove;
 pub(crate) mod setpe;
 pub(crate) mod token;
 pub(crate) mod tune;

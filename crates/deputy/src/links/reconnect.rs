@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
-use tern_ids::{Epoch, HomePid};
+use tern_ids::{Epoch, HomePid, NodeId};
 use tern_migrate::message::Message;
 use tern_wire::Link;
 
@@ -116,6 +116,16 @@ impl Shim {
             ReconnectResult::Link(link) => peer.reconnected(*link),
             ReconnectResult::Gone => self.kill_deputies_of(at, "its guest is gone"),
             ReconnectResult::Unreachable => {}
+        }
+    }
+
+    /// Ends the links with a node that is no longer a member of the cluster.
+    pub(crate) fn node_removed(&mut self, node: NodeId) {
+        for at in self.peers.ids() {
+            if self.peers.get(at).is_some_and(|peer| peer.node == node) {
+                self.peer_lost(at);
+                self.kill_deputies_of(at, "its node was removed from the cluster");
+            }
         }
     }
 

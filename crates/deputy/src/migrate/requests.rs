@@ -63,6 +63,10 @@ impl Shim {
                 ShimRequest::Migrate { pid, to } => self.begin_migration(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.hold_at_exec(pid, &candidates, caller),
                 ShimRequest::Continue { pid } => self.continue_frozen(pid, caller),
+                ShimRequest::NodeRemoved { node } => {
+                    self.node_removed(node);
+                    caller.reply(&ShimReply::Done);
+                }
                 // Requests for other programs.
                 _ => caller.reply(&control_socket::not_held()),
             }

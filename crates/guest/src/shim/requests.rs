@@ -29,6 +29,12 @@ impl Shim {
                     self.kill_all(why);
                     caller.reply(&ShimReply::Done);
                 }
+                ShimRequest::NodeRemoved { node } => {
+                    if *node == self.home.node() {
+                        self.kill_all("its home was removed from the cluster");
+                    }
+                    caller.reply(&ShimReply::Done);
+                }
                 ShimRequest::Owns { .. } => caller.reply(&tern_control::control_socket::not_held()),
                 ShimRequest::Connection => {
                     if let Some(socket) = caller.receive_connection() {

@@ -32,6 +32,9 @@ impl TestServer {
         let authority = Authority::create("test").unwrap();
         let [client, identity] =
             [1, 2].map(|node| Identity::issued_by_authority(&authority, NodeId(node)).unwrap());
+        for end in [&client, &identity] {
+            end.members().set([client.member(), identity.member()]);
+        }
         let mut config = Config::load(&dir).unwrap();
         config.map = dir.join("map");
         std::fs::write(&config.map, "1 127.0.0.1 1\n2 127.0.0.2 1\n").unwrap();
@@ -39,6 +42,7 @@ impl TestServer {
             node: NodeId(2),
             export: Export { paths: vec![dir.clone()], ..Export::default() },
             leases: Arc::new(LeaseTable::new(true)),
+            members: identity.members().clone(),
             tls: identity.cluster_server().unwrap(),
             budget: FdBudget::new(64),
             boot_id: "boot".into(),

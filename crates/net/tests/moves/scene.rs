@@ -164,7 +164,11 @@ impl Homes for Direct {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let to = listener.local_addr()?.to_string();
         let [client, server] = [NODE, HOME].map(|node| Identity::issued_by_authority(&self.authority, node));
-        let (place, home, server) = (self.place.clone(), self.home.clone(), server?.cluster_server()?);
+        let (client, server) = (client?, server?);
+        for end in [&client, &server] {
+            end.members().set([client.member(), server.member()]);
+        }
+        let (place, home, server) = (self.place.clone(), self.home.clone(), server.cluster_server()?);
         let deadline = Instant::now() + LIMIT;
         thread::spawn(move || -> Result<()> {
             let (mut socket, _) = listener.accept()?;
@@ -172,7 +176,7 @@ impl Homes for Direct {
             let mut link = Link::accept(socket, &server, deadline)?;
             place.run(|| home.serve_tunnel(NODE, &mut link))?
         });
-        let mut link = Link::connect(&to, Preamble::Net, &client?.cluster_client(HOME)?, deadline)?;
+        let mut link = Link::connect(&to, Preamble::Net, &client.cluster_client(HOME)?, deadline)?;
         // The reply that the link is a tunnel.
         let reply = link.recv(deadline)?;
         assert_eq!(tern_wire::decode::<NetReply>(&reply.payload)?, NetReply::Done);

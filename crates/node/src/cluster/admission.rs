@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
-use tern_wire::{Link, NodeKey};
+use tern_wire::{Link, NodeKey, key_fingerprint};
 
 /// Timeout of the whole exchange.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -72,17 +72,40 @@ fn admit(node: &Arc<Node>, challenge: &Challenge, request: &JoinRequest) -> Resu
     })
 }
 
-/// The number that the machine gets, and the map that includes it.
+/// The number that the machine gets, and the map that binds it to the machine's key. No number of another
+/// machine is given to it.
 fn assign_number(
     map: &crate::cluster::map::Map,
     request: &JoinRequest,
 ) -> Result<(NodeId, crate::cluster::map::Map), Refusal> {
     let bad = |message: String| Refusal::new(RefusalKind::BadRequest, message);
-    // A machine that joins again, perhaps after a new installation, keeps its number.
+    let key = key_fingerprint(&request.public_key);
+    let (id, map) = place(map, request)?;
+    if let Some((other, _)) = map.keys().into_iter().find(|(other, known)| *known == key && *other != id) {
+        return Err(bad(format!("the key of this machine is that of node {other}")).hint(format!(
+            "tern remove {other}, on the founder; or delete node.key here, if node {other} is another machine"
+        )));
+    }
+    if map.key(id).is_some_and(|known| known != key) {
+        return Err(bad(format!("another machine with this address joined as node {id}"))
+            .hint(format!("tern remove {id}, on the founder, if it was installed anew; then a new token")));
+    }
+    Ok((id, map.with_key(id, key)))
+}
+
+/// The number for this address, and the map that has both.
+fn place(
+    map: &crate::cluster::map::Map,
+    request: &JoinRequest,
+) -> Result<(NodeId, crate::cluster::map::Map), Refusal> {
+    let bad = |message: String| Refusal::new(RefusalKind::BadRequest, message);
+    // A machine that joins again keeps its number, and one may join with a number that setpe has
+    // reserved for it.
     if let Some(known) = map.find(&request.address)
         && request.node.is_none_or(|wanted| wanted == known)
     {
-        return Ok((known, map.clone()));
+        let version = map.version().saturating_add(1);
+        return Ok((known, map.clone().with_version(version)));
     }
     if let Some(known) = map.find(&request.address) {
         let message = format!("{} is node {known} already", request.address);
@@ -127,7 +150,7 @@ mod tests {
         JoinRequest {
             protocol: PROTOCOL,
             secret: [0; 16],
-            public_key: Vec::new(),
+            public_key: b"a".to_vec(),
             signature: Vec::new(),
             node: node.map(NodeId),
             address: address.into(),
@@ -152,7 +175,10 @@ mod tests {
         let map = Map::parse("1 10.0.0.1 1\n2 10.0.0.2 1\n").unwrap();
         for wanted in [None, Some(2)] {
             let (id, new) = assign_number(&map, &request("10.0.0.2:7101", wanted, "x")).unwrap();
-            assert_eq!((id, new), (NodeId(2), map.clone()));
+            assert_eq!((id, new.nodes(), new.version()), (NodeId(2), map.nodes(), 1));
+            assert_eq!(new.key(id), Some(key_fingerprint(b"a")), "the number waited for a machine");
+            let again = assign_number(&new, &request("10.0.0.2:7101", wanted, "x")).unwrap();
+            assert_eq!((again.0, again.1.version()), (NodeId(2), 2));
         }
         let refusal = assign_number(&map, &request("10.0.0.3:7101", Some(2), "x")).unwrap_err();
         assert!(refusal.message.contains("node 2 already") && refusal.hint.unwrap().contains("--node 3"));
@@ -162,5 +188,16 @@ mod tests {
             assert!(assign_number(&map, &request(address, None, "x")).is_err(), "{address:?}");
         }
         assert!(assign_number(&map, &request("a", Some(0), "x")).is_err());
+    }
+    #[test]
+    fn token_makes_no_machine_another_node() {
+        let map = Map::parse("1 10.0.0.1 1\n2 10.0.0.2 1\n").unwrap();
+        let map = map.with_key(NodeId(2), key_fingerprint(b"another"));
+        let refusal = assign_number(&map, &request("10.0.0.2:7101", None, "x")).unwrap_err();
+        assert_eq!(refusal.message, "another machine with this address joined as node 2");
+        // Nor does a machine get two numbers.
+        let map = map.with_key(NodeId(1), key_fingerprint(b"a"));
+        let refusal = assign_number(&map, &request("10.0.0.9:7101", None, "x")).unwrap_err();
+        assert_eq!(refusal.message, "the key of this machine is that of node 1");
     }
 }

@@ -122,6 +122,7 @@ pub fn init(options: &InitOptions) -> Result<InitReport, SetupError> {
     let map = Map::default()
         .with_node(node, &address, None)
         .map_err(|e| SetupError::new(format!("{address}: {e}")))?;
+    let map = map.with_key(node, identity.key()).signed(&authority).map_err(SetupError::new)?;
     files_of_node.prepare()?;
     authority.save(&files_of_node.config_dir).map_err(SetupError::new)?;
     identity.save(&files_of_node.config_dir).map_err(SetupError::new)?;
@@ -164,7 +165,9 @@ pub fn join(options: &JoinOptions) -> Result<JoinReport, SetupError> {
         // The local end of this connection is an address that the cluster can reach.
         None => with_port(&link.local_address().map_err(|e| unreachable(&e))?.ip().to_string()),
     };
-    let key = NodeKey::generate().map_err(SetupError::new)?;
+    // A machine that joins again is the same one if it has the same key.
+    let key = NodeKey::load(&files_of_node.config_dir).or_else(|_none| NodeKey::generate());
+    let key = key.map_err(SetupError::new)?;
     let name = options.name.clone().or_else(host_name);
     let admission = request_admission(&mut link, &token, &key, options.node, &address, name, deadline);
     let admission = admission.map_err(|e| unreachable(&e))?;
@@ -178,6 +181,9 @@ pub fn join(options: &JoinOptions) -> Result<JoinReport, SetupError> {
     };
     let identity = Identity::new(key, certificate.into(), authority.into()).map_err(SetupError::new)?;
     let map = Map::parse(&text).and_then(|map| map.check_contains(node)).map_err(SetupError::new)?;
+    if !map.is_signed(&identity) {
+        return Err(SetupError::new("the cluster's map is not signed by its authority"));
+    }
     files_of_node.prepare()?;
     identity.save(&files_of_node.config_dir).map_err(SetupError::new)?;
     // Removes the authority of a cluster that this node founded earlier.

@@ -2,20 +2,27 @@
 //!
 //! ```text
 //!  # version 7                 raised by each change; the highest version is the newest
+//!  # signed …, # key …         the members' keys, see [`members`]
 //!  1  10.0.0.1        4        nodes 1 to 4 at 10.0.0.1 to 10.0.0.4
 //!  9  alpha:7102      1        node 9, with a port of its own
 //!  9  alpha.example   ALIAS    another name for it
 //! ```
 
+mod members;
+
 use crate::os::text_file;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
 use std::path::Path;
-use tern_ids::NodeId;
+use tern_ids::{Fingerprint, NodeId};
 
 /// The default port of ternd.
 pub const PORT: u16 = 7101;
+
+/// How the line with the version begins.
+const VERSION: &str = "# version ";
 
 /// Maximum number of lines, not counting comments and blank lines.
 pub(crate) const MAX_LINES: usize = 256;
@@ -52,6 +59,7 @@ pub struct Map {
     text: String,
     ranges: Vec<Range>,
     aliases: Vec<(NodeId, String)>,
+    keys: BTreeMap<NodeId, Fingerprint>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,9 +91,10 @@ impl Map {
         for (at, whole) in text.lines().enumerate() {
             let line = at + 1;
             let wrong = |problem: String| MapError::Line { line, problem };
-            if let Some(version) = whole.strip_prefix("# version ") {
+            if let Some(version) = whole.strip_prefix(VERSION) {
                 map.version = version.trim().parse().unwrap_or(map.version);
             }
+            map.read_key(whole);
             let words: Vec<_> = whole.split('#').next().unwrap_or_default().split_whitespace().collect();
             match words[..] {
                 [] => continue,
@@ -161,7 +170,7 @@ impl Map {
     }
 
     /// The text in which the map is stored and sent.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         &self.text
     }
 
@@ -171,17 +180,11 @@ impl Map {
         (self.version, &self.text) > (old.version, &old.text)
     }
 
-    /// The same map with another version.
+    /// The same map with another version, not signed.
     #[must_use]
     pub(crate) fn with_version(mut self, version: u64) -> Self {
-        let mut text = format!("# version {version}\n");
-        for line in self.text.lines().filter(|line| !line.starts_with("# version ")) {
-            text.push_str(line);
-            text.push('\n');
-        }
-        self.text = text;
         self.version = version;
-        self
+        self.with_new_header()
     }
 
     /// The map with one more node, and the next version.

@@ -149,6 +149,15 @@ impl Tokens {
         self.write(&entries).map_err(Err)
     }
 
+    /// Makes all tokens invalid.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn forget_all(&self) -> io::Result<()> {
+        let _guard = self.update.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.read()?.is_empty() { Ok(()) } else { self.write(&[]) }
+    }
+
     fn read(&self) -> io::Result<Vec<StoredToken>> {
         match text_file::read_bounded(&self.path, 1 << 20) {
             Ok(text) => Ok(serde_json::from_str(&text)?),

@@ -2,6 +2,7 @@
 
 use crate::node::Node;
 use crate::os::clock::unix_ns;
+use crate::os::sync::lock;
 use crate::peer::message::{Hello, PeerError, PeerReply, PeerRequest, check_protocol, receive, send};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -218,6 +219,19 @@ pub(crate) fn ping_all(node: &Arc<Node>, limit: Duration) -> Vec<(NodeId, Result
         }
     }
     answers
+}
+
+/// Minimum interval between two fetches for strangers.
+const STRANGER_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Fetches the map because a machine with a certificate of this cluster is not in ours: it is new, or it
+/// was removed. The members have the valid map.
+pub(crate) fn fetch_map_for_stranger(node: &Arc<Node>) {
+    let mut fetched = lock(&node.map_fetched_for_stranger);
+    if fetched.is_none_or(|at| at.elapsed() > STRANGER_INTERVAL) {
+        *fetched = Some(Instant::now());
+        fetch_map(node, node.other_nodes());
+    }
 }
 
 /// Fetches the map from these nodes in the background, and installs the newest.

@@ -4,7 +4,7 @@
 use crate::cluster::admission;
 use crate::node::Node;
 use crate::peer::connection_limit::{ConnectionLimit, ConnectionPermit};
-use crate::peer::server;
+use crate::peer::{client, server};
 use crate::programs::HelperProgram;
 use crate::shim;
 use anyhow::{Context, Result};
@@ -112,7 +112,11 @@ impl Acceptor {
         let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
         match read_preamble(&mut socket, deadline)? {
             Preamble::Node => {
-                let mut link = Link::accept(socket, &self.node.member_tls, deadline)?;
+                let accepted = Link::accept(socket, &self.node.member_tls, deadline);
+                if matches!(accepted, Err(LinkError::NotInMap(_))) {
+                    client::fetch_map_for_stranger(&self.node);
+                }
+                let mut link = accepted?;
                 let peer = link.peer_node().context("the peer's certificate is not that of a node")?;
                 drop(unauthenticated_permit);
                 let _member =

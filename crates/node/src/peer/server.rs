@@ -32,12 +32,8 @@ pub(crate) fn serve(node: &Arc<Node>, link: &mut Link, peer: NodeId) -> Result<(
     let theirs: Hello = receive(link, deadline())?;
     send(link, &node.hello(), deadline())?;
     check_protocol(theirs.protocol)?;
-    let map = node.map();
-    if theirs.map_version > map.version() {
-        // A peer that is not in the map is either new or was removed from it; the members have the
-        // valid map.
-        let from = if map.contains(peer) { vec![peer] } else { node.other_nodes() };
-        client::fetch_map(node, from);
+    if theirs.map_version > node.map().version() {
+        client::fetch_map(node, vec![peer]);
     }
     loop {
         let request: PeerRequest = match receive(link, deadline()) {
@@ -50,12 +46,6 @@ pub(crate) fn serve(node: &Arc<Node>, link: &mut Link, peer: NodeId) -> Result<(
 }
 
 fn handle(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerReply, Refusal> {
-    if !matches!(request, PeerRequest::Ping) && !node.map().contains(peer) {
-        let message = format!("node {peer} is not in node {}'s map", node.me());
-        return Err(
-            Refusal::new(RefusalKind::NotAllowed, message).hint("tern status there, to compare the maps")
-        );
-    }
     match request {
         PeerRequest::Ping => {
             let (_, guests) = process_list::counts(node);

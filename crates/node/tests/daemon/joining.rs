@@ -3,7 +3,9 @@
 use crate::cluster::{Cluster, Node, until};
 use tern_control::Request;
 use tern_ids::NodeId;
+use tern_node::map::Map;
 use tern_node::token::{Token, Tokens};
+use tern_wire::Authority;
 
 #[test]
 fn joined_nodes_share_one_map() {
@@ -37,7 +39,10 @@ fn node_that_was_down_gets_the_newest_map() {
     cluster.nodes[1].kill();
     let old = "# version 1\n1 127.0.0.1:1 1\n2 127.0.0.1:2 1\n";
     let old = old.replace(":2 ", &format!(":{} ", cluster.nodes[1].port));
-    std::fs::write(cluster.nodes[1].dir.join("mosix.map"), old).unwrap();
+    let old = Map::parse(&old).unwrap().with_keys_of(&Map::parse(&map).unwrap());
+    let authority = Authority::load(&cluster.nodes[0].dir, "alpha").unwrap();
+    let old = old.signed(&authority).unwrap();
+    std::fs::write(cluster.nodes[1].dir.join("mosix.map"), old.text()).unwrap();
     cluster.nodes[1].start();
     // Node 1 pings node 2 and then sends its map. Node 2 accepts it, since the old map contains
     // node 1's number.

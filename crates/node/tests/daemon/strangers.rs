@@ -11,6 +11,14 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
+/// The identity of a node, with the members that it knows.
+fn identity_of(cluster: &Cluster, node: usize) -> Identity {
+    let dir = &cluster.nodes[node].dir;
+    let identity = Identity::load(dir).unwrap();
+    tern_node::follow_map(&dir.join("mosix.map"), &identity).unwrap();
+    identity
+}
+
 /// Asserts that the daemon still answers its peers.
 fn assert_alive(cluster: &Cluster) {
     // The ping has a timeout of one second, which a busy machine may miss.
@@ -69,7 +77,7 @@ fn certificate_of_another_cluster_is_refused() {
     assert!(matches!(refused, Err(LinkError::Tls(_))), "{refused:?}");
     // … and if it did, the real node would not trust it. A shim's certificate stands for any
     // foreign one.
-    let member = Identity::load(&cluster.nodes[1].dir).unwrap();
+    let member = identity_of(&cluster, 1);
     let real =
         Link::connect(&address, Preamble::Node, &member.cluster_client(NodeId(1)).unwrap(), deadline());
     let fingerprint = real.unwrap().peer_fingerprint().unwrap();
@@ -85,7 +93,7 @@ fn certificate_of_another_cluster_is_refused() {
 fn member_that_sends_garbage_is_disconnected() {
     let cluster = Cluster::of(2);
     let address = format!("127.0.0.1:{}", cluster.nodes[0].port);
-    let member = Identity::load(&cluster.nodes[1].dir).unwrap();
+    let member = identity_of(&cluster, 1);
     let tls = member.cluster_client(NodeId(1)).unwrap();
     for (kind, payload) in [(1, &[0xff; 40][..]), (1, &[]), (9, b"x"), (1, &[0; 200_000])] {
         let mut link = Link::connect(&address, Preamble::Node, &tls, deadline()).unwrap();

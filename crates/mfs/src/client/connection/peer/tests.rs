@@ -45,6 +45,9 @@ fn serve_connections(
     let authority = Authority::create("test").unwrap();
     let [client, server] =
         [1, 2].map(|node| Identity::issued_by_authority(&authority, NodeId(node)).unwrap());
+    for end in [&client, &server] {
+        end.members().set([client.member(), server.member()]);
+    }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let number = MAPS.fetch_add(1, Ordering::Relaxed);
