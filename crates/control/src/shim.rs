@@ -57,6 +57,19 @@ pub fn net_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("net.sock")
 }
 
+/// The rights at home that a process may have to be moved to another node. Ordered: each value
+/// includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RightsLimit {
+    /// No more than its user has. The user is not root.
+    User,
+    /// The rights of root, if the process is root's.
+    Root,
+    /// All rights. Root has requested the move of this process.
+    Any,
+}
+
 /// The half of a family that a shim holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -112,6 +125,8 @@ pub enum ShimRequest {
         pid: HomePid,
         /// The destination; never `Balance`.
         to: Destination,
+        /// The rights with which it may leave home.
+        rights: RightsLimit,
     },
     /// Let a frozen process continue. Deputy only. ternd has checked the caller's right.
     Continue {
@@ -127,6 +142,8 @@ pub enum ShimRequest {
         candidates: Vec<NodeId>,
         /// Whether the cluster may move it afterwards.
         lock: Lock,
+        /// The rights with which its program may leave home.
+        rights: RightsLimit,
     },
     /// Kill all guests. Guest only. (`Done`: they are gone, and home was notified.)
     End {

@@ -21,6 +21,7 @@ use crate::time::cpu_timers::CpuTimers;
 use crate::time::usage::AwayUsage;
 use std::collections::BTreeMap;
 use std::path::Path;
+use tern_control::shim::RightsLimit;
 use tern_ids::{Epoch, HomePid};
 use tern_image::Reserve;
 use tern_image::content::HomeFiles;
@@ -41,6 +42,8 @@ pub(crate) struct Process {
     pub(crate) parent: HomePid,
     pub(crate) command: String,
     pub(crate) uid: u32,
+    /// The rights with which it may leave home: those of the widest request to move it.
+    pub(crate) rights: RightsLimit,
     pub(crate) state: State,
     /// The current epoch. The deputy performs calls of this epoch only.
     pub(crate) epoch: Epoch,
@@ -113,6 +116,7 @@ impl Process {
             parent: HomePid(status.parent),
             command: procfs::command_line(living),
             uid: status.uid[1],
+            rights: RightsLimit::User,
             state: State::Resident,
             epoch: Epoch(0),
             offered_epoch: Epoch(0),

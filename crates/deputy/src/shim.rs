@@ -57,7 +57,7 @@ pub(crate) enum ReconnectResult {
     Unreachable,
 }
 
-/// A process that was fetched home and is not traced any more. Its row is kept for `mps`, and its
+/// A process that was fetched home, or stays there, and is not traced any more. Its row is kept for `mps`, and its
 /// record for the next time that the shim seizes it.
 #[derive(Debug)]
 pub(crate) struct Detached {
@@ -300,7 +300,7 @@ impl Shim {
         self.usage_store.save(pid, process.started, process.usage.saved());
         // An entry of an earlier return is out of date.
         self.detached.retain(|detached| detached.row.pid != pid);
-        if process.home_record.has_forced_returns()
+        if process.home_record.is_shown()
             && let Some(pidfd) =
                 Pid::from_raw(pid.0).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         {

@@ -30,6 +30,7 @@ pub mod pages;
 mod pending;
 pub mod process;
 pub mod reserve;
+mod rights;
 pub mod sharing;
 pub mod thread;
 mod unmovable;
@@ -38,6 +39,7 @@ pub use advice::MemoryAdvice;
 pub use layout::{Backing, FileRef, Layout, Region};
 pub use process::ProcessImage;
 pub use reserve::Reserve;
+pub use rights::Rights;
 pub use thread::ThreadImage;
 pub use unmovable::Unmovable;
 

@@ -7,6 +7,7 @@ use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
 use crate::pending;
 use crate::reserve::Reserve;
+use crate::rights::{self, Rights};
 use crate::sharing::relative_in_same_memory;
 use crate::thread::ThreadImage;
 use crate::unmovable::Unmovable;
@@ -16,6 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use tern_ids::HomePid;
 use tern_tracee::pagemap::Run;
+use tern_tracee::procfs::Status;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
 /// Maximum number of threads of an image, so that their description fits one message.
@@ -23,10 +25,11 @@ pub const MAX_THREADS: usize = 4096;
 
 /// Checks a process from outside, without stopping it, for reasons not to move it that are cheap to
 /// find. `tracer` is Tern's own pid if it already traces the process or some of its threads, else 0.
+/// Returns the rights of the process, which decide whether it may be moved.
 ///
 /// # Errors
 /// `Err` if the process is gone; `Ok(Err)` with the reason.
-pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
+pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<Rights, Unmovable>> {
     // The thread through which the process is examined may exit during the check, for example
     // because another thread executes a program. Its /proc entries then look as if the process had
     // never had memory or namespaces.
@@ -47,14 +50,17 @@ pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>
 /// How often [`check`] retries if a thread may have exited meanwhile.
 const MAX_RETRIES: u32 = 8;
 
-fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
+fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<Rights, Unmovable>> {
     let first = procfs::status(pid)?;
+    let threads = procfs::thread_statuses(pid);
+    let live: Vec<&Status> = threads.iter().filter(|thread| !thread.has_exited()).collect();
     // If the first thread has exited, /proc shows little about it. So everything except `own_pid` is
     // read from a live thread.
     let pid = procfs::live_thread(pid);
     let status = procfs::status(pid)?;
     // A shim detaches from a process that comes home, except from threads whose calls have not ended.
-    let reason = if let Some(other) = procfs::tracers(pid).into_iter().find(|other| *other != tracer) {
+    let reason = if let Some(other) = procfs::tracers_of(&threads).into_iter().find(|other| *other != tracer)
+    {
         Some(Unmovable::Traced(other))
     } else if status.resident_kib == 0 {
         Some(Unmovable::NoMemory)
@@ -76,7 +82,7 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
         special_descriptor(pid)?
             .or_else(|| relative_in_same_memory(pid, status.parent).map(Unmovable::SharedAddressSpace))
     };
-    Ok(reason.map_or(Ok(()), Err))
+    Ok(reason.map_or_else(|| Ok(rights::rights(pid, &live)), Err))
 }
 
 /// Checks the registers of a stopped process: a 64-bit program may run 32-bit code.

@@ -39,6 +39,9 @@ pub enum Unmovable {
     ThirtyTwoBit,
     #[error("seccomp: it has its own seccomp filter")]
     Seccomp,
+    /// Has a sentence without its subject, which names the rights.
+    #[error("rights: it {0}")]
+    Rights(&'static str),
     #[error("CPU mode: it {0}")]
     CpuMode(String),
     #[error("shared address space: it shares its memory with process {0} (vfork or clone)")]

@@ -12,6 +12,7 @@ use crate::process::permission::{Caller, check_may_move};
 use crate::process::procfs::{self, is_same_process};
 use crate::shim;
 use std::time::Duration;
+use tern_control::shim::RightsLimit;
 use tern_control::{
     Advice, Destination, Lock, ReadError, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole,
 };
@@ -71,7 +72,15 @@ pub(crate) fn migrate_for_caller(
         return Err(refused(RefusalKind::CannotMove, init));
     }
     check_may_move(&node.config, caller, pid.0)?;
-    move_process(node, pid, started, to)
+    let rights = if caller.is_root() { RightsLimit::Any } else { limit_of_rights(node, pid) };
+    move_with_rights(node, (pid, started), to, rights)
+}
+
+/// The rights with which a process may be moved unless root requests that: those of root if
+/// `move_root` is set, or if root has started it with mosrun.
+fn limit_of_rights(node: &Node, pid: HomePid) -> RightsLimit {
+    let may_be_root = node.config.move_root || node.registry.is_by_root(pid.0);
+    if may_be_root { RightsLimit::Root } else { RightsLimit::User }
 }
 
 /// `migrate PID continue`: resumes a frozen process.
@@ -83,13 +92,23 @@ pub(crate) fn continue_frozen(node: &Node, caller: Caller, pid: HomePid) -> Resu
     }
 }
 
-/// Moves a process for which permission was checked already. `started` is its start time, which
-/// distinguishes it from a later process with the same pid.
+/// Moves a process that the balancer has chosen, or that a node sends away. `started` is its start
+/// time, which distinguishes it from a later process with the same pid.
 pub(crate) fn move_process(
     node: &Node,
     pid: HomePid,
     started: u64,
     to: Destination,
+) -> Result<Reply, Refusal> {
+    move_with_rights(node, (pid, started), to, limit_of_rights(node, pid))
+}
+
+/// Moves a process for which permission was checked already.
+fn move_with_rights(
+    node: &Node,
+    (pid, started): (HomePid, u64),
+    to: Destination,
+    rights: RightsLimit,
 ) -> Result<Reply, Refusal> {
     let to = match to {
         Destination::Balance => match query::better_node(node, pid)? {
@@ -116,7 +135,7 @@ pub(crate) fn move_process(
         let message = format!("process {pid} was started with nomig, or by a process that was");
         return Err(refused(RefusalKind::CannotMove, message));
     }
-    let request = ShimRequest::Migrate { pid, to };
+    let request = ShimRequest::Migrate { pid, to, rights };
     let mut may_retry = true;
     while let Some(shim) = shim::home_shim_of(&node.config.run_dir, pid) {
         match forward_to_shim(node, shim, &request) {
@@ -170,7 +189,8 @@ pub(crate) fn migrate_at_exec(
         }
         return Err(refused(RefusalKind::BadRequest, "no node was named"));
     }
-    let outcome = send_at_exec(node, pid, away, lock);
+    let rights = if caller.is_root() { RightsLimit::Any } else { limit_of_rights(node, pid) };
+    let outcome = send_at_exec(node, pid, away, lock, rights);
     match outcome {
         Err(refusal) if or_here && refusal.kind == RefusalKind::Unavailable => Ok(Reply::Ready),
         outcome => outcome,
@@ -194,7 +214,13 @@ pub(crate) fn migrate_to_best_at_exec(
     }
 }
 
-fn send_at_exec(node: &Node, pid: HomePid, candidates: Vec<NodeId>, lock: Lock) -> Result<Reply, Refusal> {
+fn send_at_exec(
+    node: &Node,
+    pid: HomePid,
+    candidates: Vec<NodeId>,
+    lock: Lock,
+    rights: RightsLimit,
+) -> Result<Reply, Refusal> {
     if node.registry.never_moves(pid.0) {
         return Err(refused(RefusalKind::CannotMove, "a process that was started with nomig is never moved"));
     }
@@ -214,7 +240,7 @@ fn send_at_exec(node: &Node, pid: HomePid, candidates: Vec<NodeId>, lock: Lock) 
         Some(shim) => shim,
         None => shim::start(&node.config, node.me(), ShimRole::Deputy { pid })?.0,
     };
-    let reply = forward_to_shim(node, shim, &ShimRequest::AtExec { pid, candidates, lock });
+    let reply = forward_to_shim(node, shim, &ShimRequest::AtExec { pid, candidates, lock, rights });
     drop(first_move);
     match reply? {
         Reply::Done => Ok(Reply::Ready),
@@ -235,7 +261,7 @@ pub(crate) fn register_caller(
         return Err(refused(RefusalKind::Unsupported, message));
     }
     node.registry
-        .register(caller.pid, lock, never, advice)
+        .register(caller.pid, lock, never, advice, caller.is_root())
         .map_err(|e| refused(RefusalKind::Internal, format!("cannot register process {}: {e}", caller.pid)))
 }
 

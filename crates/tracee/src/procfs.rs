@@ -68,6 +68,8 @@ pub struct Status {
     pub caught: u64,
     /// Effective capabilities, bit n for capability n.
     pub effective: u64,
+    /// Permitted capabilities.
+    pub permitted: u64,
     /// Memory locked, KiB.
     pub locked_kib: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
@@ -156,6 +158,7 @@ pub fn status(pid: i32) -> Result<Status> {
             b"SigIgn" => status.ignored = hex(value).ok_or_else(bad)?,
             b"SigCgt" => status.caught = hex(value).ok_or_else(bad)?,
             b"CapEff" => status.effective = hex(value).ok_or_else(bad)?,
+            b"CapPrm" => status.permitted = hex(value).ok_or_else(bad)?,
             b"VmLck" => status.locked_kib = first()?,
             b"VmExe" => status.code_kib = first()?,
             b"VmRSS" => status.resident_kib = first()?,
@@ -312,8 +315,19 @@ pub fn children(pid: i32) -> Vec<i32> {
 /// process is gone.
 #[must_use]
 pub fn tracers(pid: i32) -> Vec<i32> {
-    let tracer = |tid: i32| status(tid).ok().map(|status| status.tracer).filter(|tracer| *tracer != 0);
-    threads(pid).into_iter().flatten().filter_map(tracer).collect()
+    tracers_of(&thread_statuses(pid))
+}
+
+/// As [`tracers`], for threads with these statuses.
+#[must_use]
+pub fn tracers_of(threads: &[Status]) -> Vec<i32> {
+    threads.iter().map(|thread| thread.tracer).filter(|tracer| *tracer != 0).collect()
+}
+
+/// The statuses of all threads of a process. Empty if the process is gone.
+#[must_use]
+pub fn thread_statuses(pid: i32) -> Vec<Status> {
+    threads(pid).into_iter().flatten().filter_map(|tid| status(tid).ok()).collect()
 }
 
 /// A live thread of a process, through whose /proc entries its memory and files are read: the

@@ -7,4 +7,5 @@ mod balancing;
 mod isolation;
 mod manual_control;
 mod membership;
+mod rights;
 mod stranger;

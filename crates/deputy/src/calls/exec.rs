@@ -7,6 +7,7 @@ use crate::process::state::{MigrationTask, State};
 use crate::process::thread::Thread;
 use crate::shim::Shim;
 use tern_control::executed;
+use tern_control::shim::RightsLimit;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_migrate::message::Message;
@@ -104,6 +105,7 @@ impl Shim {
             return Ok(());
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
+        process.home_record.record_exec();
         if was_away {
             // A move that a caller waits for continues with the new program.
             let from = self.start.node;
@@ -157,6 +159,11 @@ impl Process {
         self.own_mappings = OwnMappings::default();
         self.memory = Memory::open(pid.0)?;
         self.command = procfs::command_line(pid.0);
+        // Root has requested the move of the program before, with the rights of that one. A user's
+        // next program may have more.
+        if self.rights == RightsLimit::Any && procfs::status(pid.0)?.uid[0] != 0 {
+            self.rights = RightsLimit::User;
+        }
         self.files.forget_all();
         self.names.forget();
         self.files.set_proc_thread(pid.0);

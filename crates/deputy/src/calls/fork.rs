@@ -188,6 +188,7 @@ impl Process {
             files: self.files.for_child(pid.0),
             command: self.command.clone(),
             uid: self.uid,
+            rights: self.rights,
             state: State::Away,
             epoch: self.epoch,
             offered_epoch: self.epoch,

@@ -14,6 +14,7 @@
 //!  draining ── call ends ───┘
 //! ```
 
+use crate::migrate::requests::rights_limit;
 use crate::process::Process;
 use crate::process::state::{Frozen, State};
 use crate::process::waits::WhenStopped;
@@ -27,7 +28,7 @@ use tern_ids::HomePid;
 impl Shim {
     /// Freezes a process that runs at home and has no call pending.
     pub(crate) fn freeze_at_home(&mut self, pid: HomePid, caller: PendingRequest, since: Instant) {
-        match self.seize_movable(pid) {
+        match self.seize_movable(pid, rights_limit(&caller)) {
             Ok(()) => {}
             Err((_, is_transient)) if is_transient && since.elapsed() < RETRY_TIMEOUT => {
                 self.queued_moves.push((since, pid, Destination::Frozen, caller));

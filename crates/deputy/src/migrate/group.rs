@@ -27,6 +27,7 @@ use crate::shm::openers::is_shim;
 use crate::shm::shared_memory::MapQuestion;
 use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, shared_by, shared_refusal};
 use std::collections::{BTreeSet, HashSet};
+use tern_control::shim::RightsLimit;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId};
 use tern_image::Unmovable;
@@ -83,7 +84,11 @@ impl Shim {
     ///
     /// # Errors
     /// Why they cannot leave. Processes that were not seized before are then detached again.
-    pub(crate) fn seize_group(&mut self, pid: HomePid) -> Result<Vec<HomePid>, GroupRefusal> {
+    pub(crate) fn seize_group(
+        &mut self,
+        pid: HomePid,
+        limit: RightsLimit,
+    ) -> Result<Vec<HomePid>, GroupRefusal> {
         let objects = shared_by(pid.0, &|pid| self.program_maps(pid)).map_err(|_gone| not_found(pid))?;
         let maps = if objects.is_empty() {
             SharedMaps::new()
@@ -104,23 +109,28 @@ impl Shim {
                 return Err(GroupRefusal { refusal, is_transient, held_by: Some((by, *other)) });
             }
         }
-        let gathered = self.seize_sharers(pid, &sharers);
+        let gathered = self.seize_sharers(pid, &sharers, limit);
         if gathered.is_err() {
             self.detach_idle(&all);
         }
         gathered.map(|()| all).map_err(GroupRefusal::from)
     }
 
-    fn seize_sharers(&mut self, pid: HomePid, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
+    fn seize_sharers(
+        &mut self,
+        pid: HomePid,
+        sharers: &Sharers,
+        limit: RightsLimit,
+    ) -> Result<(), (Refusal, bool)> {
         if !sharers.objects.is_empty() {
             // Checked first: this reason says more, and such memory must not be opened.
             if let Some(why) = find_unmovable(&self.program_maps(pid.0).unwrap_or_default()) {
                 return Err((Refusal::new(RefusalKind::CannotMove, why.to_string()), false));
             }
         }
-        self.seize_movable(pid)?;
+        self.seize_movable(pid, limit)?;
         for other in sharers.pids.iter().map(|other| HomePid(*other)).filter(|other| *other != pid) {
-            match self.join_group(other, pid) {
+            match self.join_group(other, pid, limit) {
                 // It has ended since.
                 Err((refusal, false)) if refusal.kind == RefusalKind::NotFound => {}
                 joined => joined?,
@@ -139,7 +149,12 @@ impl Shim {
     }
 
     /// Seizes a process at home so that it leaves with another one whose memory it shares.
-    fn join_group(&mut self, pid: HomePid, other: HomePid) -> Result<(), (Refusal, bool)> {
+    fn join_group(
+        &mut self,
+        pid: HomePid,
+        other: HomePid,
+        limit: RightsLimit,
+    ) -> Result<(), (Refusal, bool)> {
         let busy = self.processes.get(&pid).is_some_and(|process| !is_idle(process));
         let status = |pid: HomePid| procfs::status(pid.0).map_err(|_gone| not_found(pid));
         let (own, others) = (status(pid)?, status(other)?);
@@ -154,7 +169,7 @@ impl Shim {
         }
         // A process that is exiting has already released its memory.
         let ends = || procfs::status(pid.0).map_or(true, |now| now.resident_kib == 0 && now.threads <= 1);
-        self.seize_movable(pid).map_err(|(why, is_transient)| match why.kind {
+        self.seize_movable(pid, limit).map_err(|(why, is_transient)| match why.kind {
             RefusalKind::NotFound => (why, is_transient),
             _ if ends() => not_found(pid),
             _ => shared_refusal(
@@ -250,6 +265,7 @@ impl Shim {
             _ => HashSet::new(),
         };
         let objects: HashSet<ObjectId> = group.iter().flat_map(live_objects).collect();
+        let limit = self.processes.get(&group[0]).map_or(RightsLimit::User, |process| process.rights);
         let pids: BTreeSet<i32> = group.iter().map(|pid| pid.0).collect();
         let maps = if objects.is_empty() {
             SharedMaps::new()
@@ -259,13 +275,14 @@ impl Shim {
         let rest = maps.iter().filter(|(pid, maps)| !pids.contains(pid) && !maps.is_disjoint(&objects));
         let rest: Vec<HomePid> = rest.map(|(pid, _)| HomePid(*pid)).collect();
         for pid in &rest {
-            match self.join_group(*pid, group[0]) {
+            match self.join_group(*pid, group[0], limit) {
                 Err((refusal, _)) if refusal.kind == RefusalKind::NotFound => continue,
                 joined => joined?,
             }
             let here = self.start.node;
             if let Some(process) = self.processes.get_mut(pid) {
                 process.task = Some(MigrationTask { migration, ..MigrationTask::new(None, here) });
+                process.rights = process.rights.max(limit);
             }
             self.when_stopped(*pid, WhenStopped::Leave(peer, true));
         }

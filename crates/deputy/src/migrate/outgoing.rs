@@ -23,12 +23,13 @@ impl Shim {
     pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let (home, waker) = ((self.start.node, self.start.id), self.waker.clone());
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let movable = check_movable(pid.0, std::process::id() as i32).and_then(|movable| {
-            match movable.and_then(|()| process.check_registers()) {
+        let movable =
+            check_movable(pid.0, std::process::id() as i32, process.rights).and_then(|movable| match movable
+                .and_then(|()| process.check_registers())
+            {
                 Ok(()) => process.check_code(),
                 Err(why) => Ok(Err(why)),
-            }
-        });
+            });
         let why = match movable {
             Ok(movable) => movable.err().map(|why| why.to_string()),
             Err(error) => {

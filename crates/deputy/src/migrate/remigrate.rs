@@ -1,12 +1,14 @@
 //! A process that is away moves to another node, or comes home.
 
 use crate::links::peers::PeerId;
+use crate::migrate::movable::check_rights;
 use crate::migrate::requests::OUT_OF_REACH;
 use crate::process::Process;
 use crate::process::state::{MigrationTask, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::Duration;
 use tern_ids::HomePid;
+use tern_image::Rights;
 use tern_migrate::departure_failure::DepartureFailure;
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::{Phase, fault};
@@ -15,6 +17,9 @@ impl Shim {
     pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: PeerId) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get_mut(&pid) else { return };
+        if let Err(why) = check_rights(Rights::of(pid.0), process.rights) {
+            return self.abort_task(pid, &why.to_string());
+        }
         match process.offer(home) {
             Ok(offer) => {
                 process.state = State::Remigrating(next);

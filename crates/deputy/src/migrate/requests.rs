@@ -15,7 +15,7 @@ use crate::time::namespace::clock_offsets;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, PendingRequest};
-use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::shim::{RightsLimit, ShimReply, ShimRequest};
 use tern_control::{ConnectionRow, Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::Unmovable;
@@ -60,7 +60,7 @@ impl Shim {
                     let is_awaited = self.processes.get(&pid).is_some_and(|process| process.awaits(epoch));
                     caller.reply(&if is_awaited { ShimReply::Done } else { control_socket::not_held() });
                 }
-                ShimRequest::Migrate { pid, to } => self.begin_migration(pid, to, caller, Instant::now()),
+                ShimRequest::Migrate { pid, to, .. } => self.begin_migration(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.hold_at_exec(pid, &candidates, caller),
                 ShimRequest::Continue { pid } => self.continue_frozen(pid, caller),
                 ShimRequest::NodeRemoved { node } => {
@@ -191,6 +191,7 @@ impl Shim {
                 return caller.reply(&ShimReply::Done);
             }
         }
+        let limit = rights_limit(&caller);
         let known = self.processes.get(&pid);
         if known.is_some_and(is_busy) {
             self.queued_moves.push((since, pid, to, caller));
@@ -225,7 +226,7 @@ impl Shim {
                 self.migrate_via_home(pid, to, caller, since);
             }
             (Destination::Node(node), _) => {
-                let group = match if away { Ok(vec![pid]) } else { self.seize_group(pid) } {
+                let group = match if away { Ok(vec![pid]) } else { self.seize_group(pid, limit) } {
                     Ok(group) => group,
                     // The shim with the lower pid seizes the whole group. The request is redirected
                     // to the other shim if that has the lower pid, or does not release its process
@@ -242,6 +243,7 @@ impl Shim {
                     Err(why) => return caller.reply(&ShimReply::Refused(why.refusal)),
                 };
                 let task = MigrationTask::new(Some((caller, to)), from);
+                group.iter().for_each(|one| self.raise_rights_limit(*one, limit));
                 self.prepare_destination(pid, group.clone(), vec![node], task.migration);
                 for other in group.into_iter().filter(|other| *other != pid) {
                     if let Some(process) = self.processes.get_mut(&other) {
@@ -286,9 +288,11 @@ impl Shim {
 
     /// Checks whether a process at home can leave, and seizes it. The error holds the reason and
     /// whether it is transient.
-    pub(crate) fn seize_movable(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
-        let tracer = if self.processes.contains_key(&pid) { std::process::id() as i32 } else { 0 };
-        let movable = check_movable(pid.0, tracer).map_err(|_gone| not_found(pid))?;
+    pub(crate) fn seize_movable(&mut self, pid: HomePid, limit: RightsLimit) -> Result<(), (Refusal, bool)> {
+        let known = self.processes.get(&pid);
+        let tracer = if known.is_some() { std::process::id() as i32 } else { 0 };
+        let limit = known.map_or(limit, |process| process.rights.max(limit));
+        let movable = check_movable(pid.0, tracer, limit).map_err(|_gone| not_found(pid))?;
         movable.map_err(|reason| {
             // A vfork ends as soon as the child executes its program.
             let is_transient = matches!(reason, Unmovable::SharedAddressSpace(_));
@@ -311,11 +315,19 @@ impl Shim {
         })
     }
 
+    /// A request allows this process to leave home with these rights.
+    fn raise_rights_limit(&mut self, pid: HomePid, limit: RightsLimit) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.rights = process.rights.max(limit);
+        }
+    }
+
     pub(crate) fn hold_at_exec(&mut self, pid: HomePid, candidates: &[NodeId], caller: PendingRequest) {
         if let Err(error) = self.seize(pid) {
             return caller
                 .reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
         }
+        self.raise_rights_limit(pid, rights_limit(&caller));
         let from = self.start.node;
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.state = State::AtExec;
@@ -427,6 +439,14 @@ impl Shim {
         for pid in self.group_of(pid) {
             self.when_stopped(pid, WhenStopped::Leave(peer, false));
         }
+    }
+}
+
+/// The rights with which the process of a request may leave home.
+pub(super) fn rights_limit(caller: &PendingRequest) -> RightsLimit {
+    match caller.request() {
+        ShimRequest::Migrate { rights, .. } | ShimRequest::AtExec { rights, .. } => *rights,
+        _ => RightsLimit::User,
     }
 }
 

@@ -62,7 +62,7 @@ impl MigrationSource for OutgoingSource<'_> {
                 self.process.files.forget_objects();
                 self.process.files.forget_changed();
             }
-            check_movable(pid, std::process::id() as i32)??;
+            check_movable(pid, std::process::id() as i32, self.process.rights)??;
             self.process.check_registers()?;
             self.process.check_modes()??;
         }

@@ -14,6 +14,9 @@ pub(crate) struct HomeRecord {
     reason: String,
     /// The times at which it was recently fetched home.
     forced_returns: VecDeque<Instant>,
+    /// It has executed a program that was to run away. If that program stays at home, no caller gets
+    /// the reason.
+    has_executed: bool,
     /// It was already fetched home once to dump core for a fault.
     fetched_for_core: bool,
 }
@@ -37,6 +40,12 @@ impl HomeRecord {
         if self.forced_returns.is_empty() {
             self.reason.clear();
         }
+        self.has_executed = false;
+    }
+
+    /// Records that it has executed a program that is to run away.
+    pub(crate) fn record_exec(&mut self) {
+        self.has_executed = true;
     }
 
     /// Records that it was fetched home. Returns true if it has been fetched so often that it
@@ -48,9 +57,10 @@ impl HomeRecord {
         self.forced_returns.len() >= MAX_FORCED_RETURNS
     }
 
-    /// Whether it was fetched home recently.
-    pub(crate) fn has_forced_returns(&self) -> bool {
-        !self.forced_returns.is_empty()
+    /// Whether `mps` is to show why it is at home: it was fetched home recently, or stays there since
+    /// it executed its program.
+    pub(crate) fn is_shown(&self) -> bool {
+        !self.forced_returns.is_empty() || self.has_executed && !self.reason.is_empty()
     }
 
     /// Whether it may be fetched home to dump core: once.

@@ -129,5 +129,5 @@ fn update_registration(
 ) -> Result<Reply, Refusal> {
     check_may_move(&node.config, caller, pid.0)?;
     let failed = |e| Refusal::new(RefusalKind::Internal, format!("cannot register process {pid}: {e}"));
-    node.registry.register(pid.0, lock, false, advice).map(|()| Reply::Done).map_err(failed)
+    node.registry.register(pid.0, lock, false, advice, caller.is_root()).map(|()| Reply::Done).map_err(failed)
 }

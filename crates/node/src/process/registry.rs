@@ -29,12 +29,15 @@ pub(crate) struct Registration {
     /// It is never moved, not even on request.
     pub(crate) never: bool,
     pub(crate) advice: Advice,
+    /// Root has registered it, so the balancer may move it and its descendants if they are root's.
+    #[serde(default)]
+    by_root: bool,
 }
 
 impl Registration {
     /// The registration of a process that has none: all defaults.
     pub(crate) fn unregistered(start: u64) -> Self {
-        Self { start, locked: false, never: false, advice: Advice::default() }
+        Self { start, locked: false, never: false, advice: Advice::default(), by_root: false }
     }
 }
 
@@ -85,6 +88,7 @@ impl Registry {
         lock_request: Lock,
         never: bool,
         advice: Advice,
+        by_root: bool,
     ) -> io::Result<()> {
         let start = read_stat(pid).map_err(io::Error::other)?.start;
         let inherited = self.nearest_registration(pid);
@@ -95,7 +99,7 @@ impl Registry {
         };
         let never = never || inherited.as_ref().is_some_and(|entry| entry.never);
         let advice = inherited.map_or(advice.clone(), |entry| advice.or(&entry.advice));
-        let entry = Registration { start, locked, never, advice };
+        let entry = Registration { start, locked, never, advice, by_root };
         fs::write(self.directory.join(pid.to_string()), serde_json::to_string(&entry)?)?;
         let mut entries = lock(&self.entries);
         entries.insert(pid, entry);
@@ -122,6 +126,11 @@ impl Registry {
     /// Whether the process or an ancestor was started with nomig.
     pub(crate) fn never_moves(&self, pid: i32) -> bool {
         self.nearest_registration(pid).is_some_and(|entry| entry.never)
+    }
+
+    /// Whether root has started the process, or its nearest registered ancestor, with mosrun.
+    pub(crate) fn is_by_root(&self, pid: i32) -> bool {
+        self.nearest_registration(pid).is_some_and(|entry| entry.by_root)
     }
 
     /// How the process, or its nearest registered ancestor, was started.
@@ -290,9 +299,9 @@ mod tests {
         let registry = Registry::open(&dir.0).unwrap();
         let (child, own) = (Sleeper::new(), std::process::id() as i32);
         assert!(!registry.never_moves(child.pid()));
-        registry.register(own, Lock::Locked, true, Advice::default()).unwrap();
+        registry.register(own, Lock::Locked, true, Advice::default(), false).unwrap();
         assert!(registry.never_moves(child.pid()), "a child of a process started with nomig");
-        registry.register(child.pid(), Lock::Keep, false, Advice::default()).unwrap();
+        registry.register(child.pid(), Lock::Keep, false, Advice::default(), false).unwrap();
         drop(registry);
         let registry = Registry::open(&dir.0).unwrap();
         assert!(registry.never_moves(child.pid()));
@@ -316,7 +325,7 @@ mod tests {
         let mut child = String::new();
         BufReader::new(parent.stdout.take().unwrap()).read_line(&mut child).unwrap();
         let child: i32 = child.trim().parse().unwrap();
-        registry.register(parent.id() as i32, Lock::Unlocked, true, Advice::default()).unwrap();
+        registry.register(parent.id() as i32, Lock::Unlocked, true, Advice::default(), false).unwrap();
         registry.living();
         parent.kill().unwrap();
         parent.wait().unwrap();
@@ -335,12 +344,12 @@ mod tests {
         let registry = Registry::open(&dir.0).unwrap();
         let child = Sleeper::new();
         let pid = child.pid();
-        registry.register(pid, Lock::Unlocked, false, Advice::default()).unwrap();
+        registry.register(pid, Lock::Unlocked, false, Advice::default(), false).unwrap();
         drop(child);
         assert!(Registry::rows(&registry.living(), &[], NodeId(1)).is_empty());
         Registry::open(&dir.0).unwrap();
         assert!(!dir.0.join("processes").join(pid.to_string()).exists());
-        assert!(registry.register(pid, Lock::Unlocked, false, Advice::default()).is_err());
+        assert!(registry.register(pid, Lock::Unlocked, false, Advice::default(), false).is_err());
         // A foreign file is not an error.
         fs::write(dir.0.join("processes/x"), "y").unwrap();
         assert!(Registry::open(&dir.0).is_ok());
@@ -372,7 +381,7 @@ mod tests {
         let child = Sleeper::new();
         let start = read_stat(child.pid()).unwrap().start;
         let advice = Advice { job: Some(7), ..Advice::default() };
-        registry.register(child.pid(), Lock::Unlocked, false, advice).unwrap();
+        registry.register(child.pid(), Lock::Unlocked, false, advice, false).unwrap();
         // Pids that no process of this machine has.
         let (own, kid, grandkid, member, other) = (child.pid(), 5_000_001, 5_000_002, 5_000_003, 5_000_004);
         let all = |kids_parent, with_kid: bool| {

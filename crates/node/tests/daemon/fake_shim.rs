@@ -69,7 +69,7 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
             ShimReply::Done
         }
         (ShimRequest::AtExec { pid, .. }, ShimRole::Deputy { pid: held }) if pid == *held => ShimReply::Done,
-        (ShimRequest::Migrate { pid, to: Destination::Node(to) }, ShimRole::Deputy { .. }) => {
+        (ShimRequest::Migrate { pid, to: Destination::Node(to), .. }, ShimRole::Deputy { .. }) => {
             migrate(start, own, pid, to)
         }
         (ShimRequest::Connection, ShimRole::Guest { accepted_keys, .. }) => {
