@@ -5,9 +5,12 @@
 #include <linux/perf_event.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/personality.h>
 #include <sys/shm.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -19,12 +22,76 @@ static char stack[64 << 10];
 static pid_t child;
 static int leased = -1;
 
+/* A thread that is not the first restricts itself, reports that, and waits for a byte or the end of the pipe. */
+static int thread_waits[2], thread_reports[2];
+static int thread_waits_for_file, thread_is_strict, thread_has_personality;
+
+static void *restricted(void *nothing)
+{
+	struct sock_filter instructions[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_munmap, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mincore, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EBADSLT),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { sizeof instructions / sizeof *instructions, instructions };
+	char file[256], byte = 'f';
+	(void)nothing;
+	snprintf(file, sizeof file, "%s.filter", getenv("TERN_UNTIL"));
+	while (thread_waits_for_file && access(file, F_OK) != 0)
+		;
+	if (thread_has_personality) {
+		CHECK_IS(personality(ADDR_NO_RANDOMIZE), 0);
+	} else if (thread_is_strict) {
+		CHECK_IS(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), 0);
+	} else {
+		CHECK_IS(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+		CHECK_IS(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter), 0);
+	}
+	CHECK_IS(write(thread_reports[1], &byte, 1), 1);
+	if (thread_waits_for_file)
+		CHECK_IS(write(2, "filtered\n", 9), 9);
+	CHECK_IS(read(thread_waits[0], &byte, 1), 0);
+	if (thread_has_personality)
+		CHECK_IS(personality(0xffffffff), ADDR_NO_RANDOMIZE);
+	else if (!thread_is_strict) {
+		CHECK_IS(syscall(SYS_mincore, 0, 0, 0), -1);
+		CHECK_IS(errno, EBADSLT);
+	}
+	CHECK_IS(write(thread_reports[1], &byte, 1), 1);
+	syscall(SYS_exit, 0); /* the C library would unmap memory */
+	return NULL;
+}
+
+static void end_restricted(void)
+{
+	char byte;
+	if (thread_reports[1] == 0)
+		return;
+	close(thread_waits[1]);
+	CHECK_IS(read(thread_reports[0], &byte, 1), 1);
+}
+
+static void start_restricted(void)
+{
+	pthread_t thread;
+	char byte;
+	CHECK_IS(pipe(thread_waits), 0);
+	CHECK_IS(pipe(thread_reports), 0);
+	CHECK_IS(pthread_create(&thread, NULL, restricted, NULL), 0);
+	if (!thread_waits_for_file)
+		CHECK_IS(read(thread_reports[0], &byte, 1), 1);
+}
+
 static void go_on(void)
 {
 	say("held\n");
 	do
 		rest_ms(20);
 	while (going());
+	end_restricted();
 	if (child > 0)
 		kill(child, SIGKILL);
 	if (leased >= 0)
@@ -62,6 +129,11 @@ int main(int argc, char **argv)
 		struct sock_fprog filter = { 1, &allow };
 		CHECK_IS(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 		CHECK_IS(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+	} else if (strncmp(what, "thread ", 7) == 0) {
+		thread_is_strict = strcmp(what, "thread strict") == 0;
+		thread_has_personality = strcmp(what, "thread personality") == 0;
+		thread_waits_for_file = strcmp(what, "thread filter later") == 0;
+		start_restricted();
 	} else if (strcmp(what, "traced") == 0) {
 		int told[2];
 		CHECK_IS(pipe(told), 0);

@@ -25,6 +25,9 @@ const SPECULATION_IS_OFF: i64 = 4 | 8 | 16;
 /// default.
 const FLUSH_IS_ON: i64 = 2;
 
+/// Asks personality(2) for the present value.
+const CURRENT_PERSONALITY: u64 = 0xffff_ffff;
+
 /// PR_SPEC_STORE_BYPASS, PR_SPEC_INDIRECT_BRANCH and PR_SPEC_L1D_FLUSH.
 const SPECULATIONS: [u64; 3] = [0, 1, 2];
 
@@ -65,12 +68,14 @@ pub fn check(
             (libc::SYS_arch_prctl, [ARCH_GET_XCOMP_PERM, data, 0, 0, 0, 0]),
             (libc::SYS_arch_prctl, [ARCH_GET_UNTAG_MASK, data + 8, 0, 0, 0, 0]),
             cache,
+            (libc::SYS_personality, [CURRENT_PERSONALITY, 0, 0, 0, 0, 0]),
         ],
         // A kernel without these options leaves these values.
         data: [0, u64::MAX, 0, 0, 0, 0],
     })?;
     let found = each.iter().find_map(|done| found_first(&done.calls, &done.data));
     let found = found.or_else(|| more.iter().find_map(|done| found_second(&done.calls, &done.data)));
+    let found = found.or_else(|| found_different(more.iter().map(|done| done.calls.as_slice())));
     Ok(found.map_or(Ok(()), |what| Err(Unmovable::CpuMode(what.into()))))
 }
 
@@ -85,13 +90,20 @@ fn found_first(calls: &[i64], data: &[u64]) -> Option<&'static str> {
 }
 
 fn found_second(calls: &[i64], data: &[u64]) -> Option<&'static str> {
-    let ([_, _, cache], [features, addresses, ..]) = (calls, data) else { return None };
+    let ([_, _, cache, _], [features, addresses, ..]) = (calls, data) else { return None };
     match () {
         () if features & TILES != 0 => Some("has asked for AMX tiles"),
         () if *addresses != u64::MAX => Some("has tagged addresses"),
         () if is_set(*cache) && cache & FLUSH_IS_ON != 0 => Some("has its cache flushed"),
         () => None,
     }
+}
+
+/// The kernel keeps a personality for each thread, and an image has one for all.
+fn found_different<'a>(threads: impl Iterator<Item = &'a [i64]>) -> Option<&'static str> {
+    let mut personalities = threads.filter_map(|calls| calls.last());
+    let first = personalities.next()?;
+    personalities.any(|other| other != first).then_some("has threads with different personalities")
 }
 
 const SPECULATION: &str = "restricts speculation";
@@ -113,8 +125,9 @@ mod tests {
         assert_eq!(found_first(&[0, 1, 3, 3], &[1, 0, 0]), None);
         assert_eq!(found_first(&[0, -22, -19, 0], &[1, 0, 0]), None, "an old kernel");
         assert_eq!(found_first(&[0, 1, 4, 4], &[1, 0, 0]), None, "the machine's setting");
-        assert_eq!(found_second(&[-22, -22, -19], &[0, u64::MAX, 0]), None);
-        assert_eq!(found_second(&[0, 0, 5], &[0x2ff, u64::MAX, 0]), None);
+        assert_eq!(found_second(&[-22, -22, -19, 0], &[0, u64::MAX, 0]), None);
+        assert_eq!(found_second(&[0, 0, 5, 0], &[0x2ff, u64::MAX, 0]), None);
+        assert_eq!(found_different([&[0, 0, 5, 8][..], &[0, 0, 3, 8]].into_iter()), None);
     }
 
     #[test]
@@ -122,8 +135,9 @@ mod tests {
         assert!(found_first(&[0, 1, 3, 3], &[2, 0, 0]).is_some());
         assert!(found_first(&[0, 0, 3, 3], &[1, 0, 0]).is_some());
         assert!(found_first(&[0, 1, 5, 3], &[1, 0, 0]).is_some());
-        assert!(found_second(&[0, 0, 5], &[0x602ff, u64::MAX, 0]).is_some());
-        assert!(found_second(&[0, 0, 5], &[0x2ff, !(63 << 57), 0]).is_some());
-        assert!(found_second(&[0, 0, 3], &[0x2ff, u64::MAX, 0]).is_some());
+        assert!(found_second(&[0, 0, 5, 0], &[0x602ff, u64::MAX, 0]).is_some());
+        assert!(found_second(&[0, 0, 5, 0], &[0x2ff, !(63 << 57), 0]).is_some());
+        assert!(found_second(&[0, 0, 3, 0], &[0x2ff, u64::MAX, 0]).is_some());
+        assert!(found_different([&[0, 0, 5, 0][..], &[0, 0, 5, 8]].into_iter()).is_some());
     }
 }

@@ -72,9 +72,9 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<Rights, Unmov
         Some(Unmovable::ThirtyTwoBit)
     } else if status.threads as usize > MAX_THREADS {
         Some(Unmovable::Threads(status.threads))
-    } else if status.seccomp != 0 {
+    } else if live.iter().any(|thread| thread.seccomp != 0) {
         Some(Unmovable::Seccomp)
-    } else if status.shadow_stack {
+    } else if live.iter().any(|thread| thread.shadow_stack) {
         Some(Unmovable::ShadowStack)
     } else if status.code_kib > 0 && procfs::vdso(pid)?.is_none() {
         Some(Unmovable::NoVdso)

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tern_tests::cluster::fault_injection::{Fault, wait_until};
 use tern_tests::cluster::{Cluster, Refused};
 use tern_tests::programs::catalogue::{ENTRIES, Entry, Kind};
 use tern_tests::programs::{Flavour, built, executable};
@@ -321,6 +322,31 @@ fn refusals_have_reasons_and_do_no_harm() {
         Err(why) => Err(format!("{why}\n{}", cluster.diagnostics(0))),
     });
     verdict.conclude();
+}
+
+/// A filter that a thread installs while its process is sent is found when all threads have stopped, and
+/// the process continues under it.
+#[test]
+fn filter_that_a_thread_installs_while_its_process_is_sent_is_found() {
+    let cluster = Cluster::with_nodes("filtered", 2).unwrap();
+    let fault = Fault::arm(&cluster, 1, "source:freeze").unwrap();
+    let entry = ENTRIES.iter().find(|entry| entry.name == "staying").unwrap();
+    let subject = Subject::start_with(&cluster, entry, &[], &["thread filter later"]).unwrap();
+    subject.settle().unwrap();
+    fault.set().unwrap();
+    let moved = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| cluster.migrate(subject.running.pid, "2"));
+        fault.await_reached().unwrap();
+        cluster.touch(&format!("{}.filter", subject.until)).unwrap();
+        let filtered = wait_until("the thread has a filter", Duration::from_secs(10), || {
+            subject.running.output_so_far().contains("filtered")
+        });
+        fault.release();
+        filtered.unwrap();
+        moving.join().unwrap()
+    });
+    expect_refusal(moved, &[CANNOT_MOVE], "seccomp:").unwrap();
+    subject.unharmed().unwrap();
 }
 
 /// If the daemon does not run, a tool reports this and suggests what to do.

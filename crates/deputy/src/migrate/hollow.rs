@@ -50,6 +50,15 @@ impl Process {
         work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
     ) -> Result<T> {
         let tid = self.any_thread()?;
+        self.inject_into(tid, work)
+    }
+
+    /// As [`inject`](Self::inject), in this thread.
+    fn inject_into<T>(
+        &mut self,
+        tid: HomePid,
+        work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
+    ) -> Result<T> {
         let (mut injection, _) = inject::through_vdso(self.take_stopped(tid)?)?;
         let done = work(self, &mut injection);
         self.set_stopped(injection.finish()?)?;
@@ -193,9 +202,17 @@ impl Process {
         self.state = State::Resident;
         self.end_partials()?;
         let Some(reserve) = self.reserve else { return Ok(()) };
+        // A seccomp filter, which a thread may have installed while the process was sent, could kill the
+        // process for an injected call.
+        let is_filtered = |tid: HomePid| procfs::status(tid.0).is_ok_and(|status| status.seccomp != 0);
+        let Some(unfiltered) = self.live_threads().map(|thread| thread.tid).find(|tid| !is_filtered(*tid))
+        else {
+            // The range stays. It is only address space.
+            return Ok(());
+        };
         let tids: Vec<HomePid> = self.threads.keys().copied().collect();
         let memory = Memory::open(self.memory.pid())?;
-        self.inject(|process, injection| {
+        self.inject_into(unfiltered, |process, injection| {
             for tid in tids {
                 process.raise_unacked((&mut *injection, &memory), reserve, tid)?;
             }
