@@ -6,3 +6,4 @@ pub(crate) mod link_pool;
 pub(crate) mod listener;
 pub(crate) mod message;
 pub(crate) mod server;
+mod strangers;

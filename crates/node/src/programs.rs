@@ -115,6 +115,14 @@ impl<'a> HelperProgram<'a> {
         self.with_running(|| pass_connection_to(&self.socket_path, connection))
     }
 
+    /// Passes a connection on to it, if it runs.
+    ///
+    /// # Errors
+    /// If it does not run, or does not accept the connection.
+    pub(crate) fn pass_if_running(&self, connection: &TcpStream) -> Result<()> {
+        Ok(pass_connection_to(&self.socket_path, connection)?)
+    }
+
     /// Starts it if it does not run.
     ///
     /// # Errors

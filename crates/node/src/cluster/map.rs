@@ -236,6 +236,12 @@ impl Map {
         })
     }
 
+    /// Whether the map has this address. Names are not looked up.
+    pub(crate) fn has_address(&self, ip: IpAddr) -> bool {
+        let ip = Host::Ip(ip);
+        self.ranges.iter().any(|range| range.host.offset_of(&ip, range.span).is_some())
+    }
+
     /// The host of the node: its name or address. For a later node of a span that begins with a
     /// name it is `NAME+OFFSET`, which is only for display.
     pub(crate) fn host(&self, node: NodeId) -> Option<String> {

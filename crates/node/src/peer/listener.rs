@@ -3,7 +3,8 @@
 
 use crate::cluster::admission;
 use crate::node::Node;
-use crate::peer::connection_limit::{ConnectionLimit, ConnectionPermit};
+use crate::peer::connection_limit::ConnectionLimit;
+use crate::peer::strangers::{Place, Unauthenticated};
 use crate::peer::{client, server};
 use crate::programs::HelperProgram;
 use crate::shim;
@@ -16,9 +17,6 @@ use std::time::{Duration, Instant};
 use tern_wire::limits::{HANDSHAKE_TIMEOUT, PREAMBLE_LEN};
 use tern_wire::{Link, LinkError, Preamble};
 
-/// Maximum number of connections that have not authenticated, in total and from one address.
-const MAX_UNAUTHENTICATED: (usize, usize) = (128, 32);
-
 /// Maximum number of connections of members, in total and of one node.
 const MAX_MEMBER_CONNECTIONS: (usize, usize) = (512, 64);
 
@@ -30,7 +28,7 @@ pub(crate) struct Listener {
 
 struct Acceptor {
     node: Arc<Node>,
-    unauthenticated: Arc<ConnectionLimit<IpAddr>>,
+    unauthenticated: Unauthenticated,
     members: Arc<ConnectionLimit<u16>>,
 }
 
@@ -71,7 +69,7 @@ impl Listener {
     pub(crate) fn run(self, node: Arc<Node>) -> ! {
         let acceptor = Arc::new(Acceptor {
             node,
-            unauthenticated: ConnectionLimit::new(MAX_UNAUTHENTICATED.0, MAX_UNAUTHENTICATED.1),
+            unauthenticated: Unauthenticated::new(),
             members: ConnectionLimit::new(MAX_MEMBER_CONNECTIONS.0, MAX_MEMBER_CONNECTIONS.1),
         });
         loop {
@@ -89,14 +87,18 @@ impl Listener {
 
 impl Acceptor {
     fn admit(self: &Arc<Self>, socket: TcpStream, from: IpAddr) {
-        let Some(permit) = self.unauthenticated.acquire(from) else {
-            tracing::warn!(%from, "too many connections at once; one was closed");
+        let Some(place) = self.unauthenticated.place(&self.node, from) else {
+            if let Some(others) = self.unauthenticated.closed.take() {
+                tracing::warn!(%from, others, "too many connections at once; one was closed");
+            }
             return;
         };
         let acceptor = self.clone();
         let serve_connection = move || {
-            if let Err(error) = acceptor.dispatch(socket, permit) {
-                tracing::info!(%from, %error, "a connection was refused");
+            if let Err(error) = acceptor.dispatch(socket, place)
+                && let Some(others) = acceptor.unauthenticated.failed.take()
+            {
+                tracing::info!(%from, others, %error, "a connection was refused");
             }
         };
         if let Err(error) = thread::Builder::new().name("peer".into()).spawn(serve_connection) {
@@ -104,13 +106,10 @@ impl Acceptor {
         }
     }
 
-    fn dispatch(
-        &self,
-        mut socket: TcpStream,
-        unauthenticated_permit: ConnectionPermit<IpAddr>,
-    ) -> Result<()> {
+    fn dispatch(&self, mut socket: TcpStream, place: Place) -> Result<()> {
         let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-        match read_preamble(&mut socket, deadline)? {
+        let config = &self.node.config;
+        match read_preamble(&mut socket, place.preamble_deadline())? {
             Preamble::Node => {
                 let accepted = Link::accept(socket, &self.node.member_tls, deadline);
                 if matches!(accepted, Err(LinkError::NotInMap(_))) {
@@ -118,7 +117,7 @@ impl Acceptor {
                 }
                 let mut link = accepted?;
                 let peer = link.peer_node().context("the peer's certificate is not that of a node")?;
-                drop(unauthenticated_permit);
+                self.unauthenticated.authenticated(place, peer);
                 let _member =
                     self.members.acquire(peer.0).context("too many connections of that node at once")?;
                 server::serve(&self.node, &mut link, peer)?;
@@ -137,27 +136,28 @@ impl Acceptor {
                 socket.set_read_timeout(None)?;
                 let handed = shim::pass_connection(&self.node.config.run_dir, shim, &socket);
                 handed.with_context(|| format!("shim {shim} did not accept the connection"))?;
+                self.unauthenticated.passed_on(place);
             }
-            Preamble::Files => {
-                socket.set_read_timeout(None)?;
-                let files = HelperProgram::file_server(&self.node.config);
-                files.pass_connection(&socket).context("the file server did not accept the connection")?;
-            }
+            Preamble::Files => self.pass_on(&HelperProgram::file_server(config), &socket, place)?,
+            Preamble::Exec => self.pass_on(&HelperProgram::command_server(config), &socket, place)?,
             Preamble::Net => {
                 anyhow::ensure!(
-                    self.node.config.file.connections.unwrap_or(false),
+                    config.file.connections.unwrap_or(false),
                     "connections do not move on this node (connections = true in its ternd.toml)"
                 );
-                socket.set_read_timeout(None)?;
-                let mover = HelperProgram::connection_mover(&self.node.config);
-                mover.pass_connection(&socket).context("tern-net did not accept the connection")?;
-            }
-            Preamble::Exec => {
-                socket.set_read_timeout(None)?;
-                let exec = HelperProgram::command_server(&self.node.config);
-                exec.pass_connection(&socket).context("the command server did not accept the connection")?;
+                self.pass_on(&HelperProgram::connection_mover(config), &socket, place)?;
             }
         }
+        Ok(())
+    }
+
+    /// Passes a connection on to a program of this node. A stranger does not start it.
+    fn pass_on(&self, program: &HelperProgram<'_>, socket: &TcpStream, place: Place) -> Result<()> {
+        socket.set_read_timeout(None)?;
+        let passed =
+            if place.is_stranger { program.pass_if_running(socket) } else { program.pass_connection(socket) };
+        passed.context("the program for this kind of connection did not accept it")?;
+        self.unauthenticated.passed_on(place);
         Ok(())
     }
 }

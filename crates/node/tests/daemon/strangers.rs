@@ -1,8 +1,10 @@
 //! Peers that are not authenticated, or that send garbage, must do no harm.
 
 use crate::cluster::{Cluster, until};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tern_ids::{NodeId, ShimId};
 use tern_wire::{Authority, Identity, Link, LinkError, Preamble};
@@ -63,6 +65,55 @@ fn silent_connections_are_closed_after_the_deadline() {
     until("the daemon has thrown them out", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
     drop(silent);
     assert_alive(&cluster);
+}
+
+/// A connection from this address of the loopback interface.
+fn connect_from(from: [u8; 4], port: u16) -> Option<TcpStream> {
+    use rustix::net::{AddressFamily, SocketAddrV4, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).ok()?;
+    bind(&socket, &SocketAddrV4::new(from.into(), 0)).ok()?;
+    connect(&socket, &SocketAddrV4::new([127, 0, 0, 1].into(), port)).ok()?;
+    Some(socket.into())
+}
+
+/// Machines outside the cluster connect as often as they can from six addresses, silent, or with each kind
+/// of preamble. Members notice nothing, and the log stays short.
+#[test]
+fn strangers_take_no_connection_of_members() {
+    let cluster = Cluster::of(2);
+    let port = cluster.nodes[0].port;
+    let kinds = [Preamble::Node, Preamble::Join, Preamble::Files, Preamble::Exec, Preamble::Net];
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for last in 2..8 {
+            let over = &over;
+            scope.spawn(move || {
+                let mut idle = VecDeque::new();
+                while !over.load(Ordering::Relaxed) {
+                    let Some(mut socket) = connect_from([127, 0, 0, last], port) else { continue };
+                    if last % 2 == 0 {
+                        let preamble = kinds[idle.len() % kinds.len()].to_bytes();
+                        let _maybe_closed_already = socket.write_all(&preamble);
+                    }
+                    idle.push_back(socket);
+                    if idle.len() > 40 {
+                        idle.pop_front();
+                    }
+                }
+            });
+        }
+        let member = identity_of(&cluster, 1);
+        let tls = member.cluster_client(NodeId(1)).unwrap();
+        for _ in 0..20 {
+            Link::connect(&format!("127.0.0.1:{port}"), Preamble::Node, &tls, deadline()).unwrap();
+        }
+        assert_alive(&cluster);
+        over.store(true, Ordering::Relaxed);
+    });
+    let log = cluster.nodes[0].log();
+    let lines = log.lines().filter(|line| line.contains("127.0.0.")).count();
+    assert!((1..=10).contains(&lines), "{lines} lines: {log}");
+    assert!(!cluster.nodes[0].run_dir().join("mfs.sock").exists(), "strangers start no program");
 }
 
 #[test]
