@@ -150,8 +150,8 @@ pub enum ShimRequest {
         /// The reason, as one sentence for the user.
         why: String,
     },
-    /// A node is no longer a member of the cluster. A guest shim of that home kills its guests; a deputy
-    /// kills the processes that are on that node. (`Done`.)
+    /// A node is no longer a member of the cluster. A guest shim of that home kills its guests and ends; a
+    /// deputy kills the processes that are on that node. (`Done`.)
     NodeRemoved {
         /// The node.
         node: NodeId,

@@ -67,6 +67,8 @@ pub(crate) struct Shim {
     /// Whether the last poll found a trap pending.
     is_trap_pending: bool,
     /// Reports steps of the main loop that take too long.
+    /// Its home is no longer a member of the cluster.
+    is_home_removed: bool,
     turn_watch: TurnWatch,
 }
 
@@ -99,6 +101,7 @@ impl Shim {
             machine,
             local_node,
             is_trap_pending: true,
+            is_home_removed: false,
             turn_watch: TurnWatch::new("guest shim", &start.run_dir, tern_tracee::stop::time_slept),
             start,
         })
@@ -118,7 +121,7 @@ impl Shim {
         // that fails to close it.
         let left =
             self.members.empty_time().is_some_and(|time| unreachable.is_some() || time > EMPTY_TIMEOUT);
-        (has_had_guest && left) || lost
+        (has_had_guest && left) || lost || self.is_home_removed
     }
 
     /// How long another node may be unreachable before its link counts as lost. It applies to home

@@ -4,7 +4,7 @@ mod cache_limit;
 mod shutdown;
 
 use crate::balance::eligible::{LOOKUP_INTERVAL, UserSet};
-use crate::cluster::gossip;
+use crate::cluster::{gossip, membership};
 use crate::config::Config;
 use crate::node::Node;
 use crate::os::spawn::spawn_critical;
@@ -81,7 +81,10 @@ pub fn run(config: Config) -> Result<()> {
     let own = node.clone();
     std::thread::Builder::new()
         .name("map".into())
-        .spawn(move || drop(client::ping_all(&own, Duration::from_secs(2))))
+        .spawn(move || {
+            membership::settle(&own);
+            client::ping_all(&own, Duration::from_secs(2));
+        })
         .context("cannot start a thread")?;
     control::run(&control, &node)
 }

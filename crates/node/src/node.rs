@@ -21,7 +21,7 @@ use crate::process::registry::Registry;
 use anyhow::{Context, Result};
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tern_control::{Refusal, RefusalKind};
@@ -54,10 +54,8 @@ pub(crate) struct Node {
     pub(crate) moving_off: Mutex<HashSet<i32>>,
     /// Processes whose first move is in progress, so that only one shim is started for each.
     pub(crate) first_moves: Mutex<HashSet<i32>>,
-    /// Set while a newer map is being fetched.
-    pub(crate) fetching_map: AtomicBool,
-    /// When the map was last fetched because a stranger has a certificate of this cluster.
-    pub(crate) map_fetched_for_stranger: Mutex<Option<Instant>>,
+    /// When the map was last requested from each node.
+    pub(crate) map_requests: Mutex<HashMap<NodeId, Instant>>,
     map: Mutex<Arc<Map>>,
     /// Serialises changes of the map. Held while its file is written, never during network I/O.
     map_update: Mutex<()>,
@@ -116,8 +114,7 @@ impl Node {
             balancing: BalancerState::default(),
             owner: OwnerState::default(),
             first_moves: Mutex::default(),
-            fetching_map: AtomicBool::new(false),
-            map_fetched_for_stranger: Mutex::default(),
+            map_requests: Mutex::default(),
             map: Mutex::new(Arc::new(map)),
             map_update: Mutex::new(()),
             boot_id: boot.trim().into(),
@@ -151,11 +148,23 @@ impl Node {
         &self,
         change: impl FnOnce(&Map) -> Result<Map, Refusal>,
     ) -> Result<Arc<Map>, Refusal> {
+        let internal = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Internal, e.to_string());
         let authority = self.founding_authority("changes the map", "setpe")?;
         let _guard = lock(&self.map_update);
-        let map = change(&self.map())?.signed(authority);
-        let map = self.install_map(map.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?)?;
-        Ok(map)
+        let mut old = self.map();
+        if old.nodes().is_empty() {
+            old = last_signed_map(&self.config, &self.identity).into();
+        }
+        let (me, own_key) = self.identity.member();
+        let map = change(&old)?.with_key(me, own_key).signed(authority).map_err(|e| internal(&e))?;
+        if !membership::removed(&old, &map).is_empty() {
+            // A token that a removed node knows must not bring it back.
+            self.tokens
+                .forget_all()
+                .map_err(|e| internal(&format!("cannot make the tokens invalid: {e}")))?;
+        }
+        save_signed_map(&map, &self.config).map_err(|e| internal(&format!("cannot save the map: {e}")))?;
+        self.install_map(map)
     }
 
     /// The authority, if this node has it.
@@ -262,17 +271,41 @@ fn authenticate_map(
     authority: Option<&Authority>,
     config: &Config,
 ) -> Result<Map> {
-    if map.nodes().is_empty() || map.is_signed(identity) {
+    let (file, is_signed) = (config.map.display(), map.is_signed(identity));
+    let Some(authority) = authority else {
+        anyhow::ensure!(
+            is_signed || map.nodes().is_empty(),
+            "the map {file} was not made by the node that founded the cluster; run tern join again"
+        );
+        return Ok(map);
+    };
+    let last = last_signed_map(config, identity);
+    if map.nodes().is_empty() || is_signed && map.version() >= last.version() {
         return Ok(map);
     }
-    let file = config.map.display();
-    let Some(authority) = authority else {
-        anyhow::bail!("the map {file} was not made by the node that founded the cluster; run tern join again")
-    };
-    let version = map.version().saturating_add(1);
-    let map = map.with_key(identity.node(), identity.key()).with_version(version).signed(authority)?;
-    text_file::replace(&config.map, map.text(), 0o644).with_context(|| format!("cannot write {file}"))?;
+    // Members are those of the last map, without the numbers that this one lacks.
+    let version = map.version().max(last.version()).saturating_add(1);
+    let map = map.with_keys_of(&last).with_key(identity.node(), identity.key());
+    let map = map.with_version(version).signed(authority)?;
+    let failed = || format!("cannot write {file}");
+    save_signed_map(&map, config).with_context(failed)?;
+    text_file::replace(&config.map, map.text(), 0o644).with_context(failed)?;
     Ok(map)
+}
+
+/// The last map that the founder signed: versions never go back, and keys are not lost with the map's
+/// file. An empty map if there is none.
+fn last_signed_map(config: &Config, identity: &Identity) -> Map {
+    let saved = Map::read(&signed_map_path(config)).ok();
+    saved.filter(|map| map.is_signed(identity)).unwrap_or_default()
+}
+
+fn save_signed_map(map: &Map, config: &Config) -> io::Result<()> {
+    text_file::replace(&signed_map_path(config), map.text(), 0o600)
+}
+
+fn signed_map_path(config: &Config) -> PathBuf {
+    config.config_dir.join("map.signed")
 }
 
 /// The release of the running kernel.

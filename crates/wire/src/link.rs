@@ -91,6 +91,7 @@ pub struct Link {
     session: Session,
     trust: Trust,
     peer: Option<(Fingerprint, Option<(NodeId, String)>)>,
+    member: Option<(NodeId, Fingerprint)>,
     incoming: ByteQueue,
     outgoing: ByteQueue,
     inbox: FrameQueue,
@@ -168,6 +169,7 @@ impl Link {
             session,
             trust,
             peer: None,
+            member: None,
             incoming: ByteQueue::default(),
             outgoing: ByteQueue::default(),
             inbox: FrameQueue::default(),
@@ -205,7 +207,10 @@ impl Link {
         };
         match cluster == own {
             false => Err(LinkError::NotAMember),
-            true if members.admit(*node, key, &self.socket) => Ok(()),
+            true if members.admit(*node, key, &self.socket) => {
+                self.member = Some((*node, key));
+                Ok(())
+            }
             true => Err(LinkError::NotInMap(*node)),
         }
     }
@@ -218,10 +223,12 @@ impl Link {
 
     /// The node that the peer is; `None` on links that do not authenticate members.
     pub fn peer_node(&self) -> Option<NodeId> {
-        match (&self.trust, &self.peer) {
-            (Trust::Cluster(..), Some((_, Some((node, _))))) => Some(*node),
-            _ => None,
-        }
+        self.member.map(|(node, _)| node)
+    }
+
+    /// The member that the peer is, with its key; `None` on links that do not authenticate members.
+    pub fn peer_member(&self) -> Option<(NodeId, Fingerprint)> {
+        self.member
     }
 
     /// The peer's address.

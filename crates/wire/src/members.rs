@@ -51,6 +51,12 @@ impl Members {
         self.lock().keys.contains_key(&node)
     }
 
+    /// Whether this number is bound to this key.
+    #[must_use]
+    pub fn is_member(&self, node: NodeId, key: Fingerprint) -> bool {
+        self.lock().keys.get(&node) == Some(&key)
+    }
+
     /// Registers a link, if its peer is a member.
     pub(crate) fn admit(&self, node: NodeId, key: Fingerprint, socket: &Arc<TcpStream>) -> bool {
         // Under one lock, so that `set` finds each link that it has to close.

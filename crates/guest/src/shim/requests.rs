@@ -32,6 +32,7 @@ impl Shim {
                 ShimRequest::NodeRemoved { node } => {
                     if *node == self.home.node() {
                         self.kill_all("its home was removed from the cluster");
+                        self.is_home_removed = true;
                     }
                     caller.reply(&ShimReply::Done);
                 }

@@ -53,6 +53,10 @@ fn admit(node: &Arc<Node>, challenge: &Challenge, request: &JoinRequest) -> Resu
     {
         return Err(Refusal::new(RefusalKind::BadRequest, "the challenge is not signed with the new key"));
     }
+    if !node.map().contains(node.me()) {
+        let message = format!("node {} has left the cluster", node.me());
+        return Err(Refusal::new(RefusalKind::Unavailable, message).hint("setpe -w, on that node"));
+    }
     let mut admitted = None;
     let map = node.change_map(|map| {
         let (id, map) = assign_number(map, request)?;
@@ -189,6 +193,23 @@ mod tests {
         }
         assert!(assign_number(&map, &request("a", Some(0), "x")).is_err());
     }
+    /// The address and the name are written to the map, which the authority signs.
+    #[test]
+    fn machine_adds_one_line_to_the_map() {
+        let map = Map::parse("1 10.0.0.1 1\n").unwrap().with_key(NodeId(1), key_fingerprint(b"founder"));
+        let key = format!("# key 1 {}", "00".repeat(32));
+        let evil = [format!("a\t1\n{key}\n7 b"), format!("a 1\n{key}\n7 b"), "a#".into(), "a\r1".into()];
+        for word in &evil {
+            let refusal = assign_number(&map, &request(word, None, "x"));
+            assert!(refusal.is_err(), "{word:?}: {refusal:?}");
+            let (id, new) = assign_number(&map, &request("10.0.0.2:7101", None, word)).unwrap();
+            assert_eq!((id, new.nodes().len(), new.key(NodeId(1))), (NodeId(2), 2, map.key(NodeId(1))));
+        }
+        let alias = format!("z ALIAS\n{key}\n9 c");
+        let (_, new) = assign_number(&map, &request("10.0.0.2:7101", None, &alias)).unwrap();
+        assert_eq!((new.nodes().len(), new.key(NodeId(1))), (2, map.key(NodeId(1))));
+    }
+
     #[test]
     fn token_makes_no_machine_another_node() {
         let map = Map::parse("1 10.0.0.1 1\n2 10.0.0.2 1\n").unwrap();

@@ -123,6 +123,8 @@ impl Map {
             }
             map.aliases.push((node, alias));
         }
+        let Self { keys, ranges, .. } = &mut map;
+        keys.retain(|node, _| ranges.iter().any(|range| (range.first..=range.last()).contains(&node.0)));
         Ok(map)
     }
 
@@ -177,7 +179,7 @@ impl Map {
     /// Whether this map replaces the other one. A higher version does. If two nodes made maps with
     /// the same version at the same time, every node keeps the same one of the two.
     pub(crate) fn replaces(&self, old: &Self) -> bool {
-        (self.version, &self.text) > (old.version, &old.text)
+        (self.version, self.signed_lines()) > (old.version, old.signed_lines())
     }
 
     /// The same map with another version, not signed.
@@ -199,12 +201,19 @@ impl Map {
         alias: Option<&str>,
     ) -> Result<Self, MapError> {
         let mut text = self.text.clone();
+        // The words come from another machine. None may be more than a word, or a comment.
+        let line = text.lines().count() + 1;
+        for word in [Some(address), alias].into_iter().flatten() {
+            Host::parse(word).map_err(|problem| MapError::Line { line, problem })?;
+        }
         // Writing into a String cannot fail.
         let _written = writeln!(text, "{node}\t{address}\t1");
         if let Some(alias) = alias {
             let _written = writeln!(text, "{node}\t{alias}\tALIAS");
         }
-        Ok(Self::parse(&text)?.with_version(self.version.saturating_add(1)))
+        // No line of the text binds the number to a key yet.
+        let map = Self { keys: self.keys.clone(), ..Self::parse(&text)? };
+        Ok(map.with_version(self.version.saturating_add(1)))
     }
 
     /// The numbers of all nodes, sorted.

@@ -5,7 +5,6 @@ use crate::os::clock::unix_ns;
 use crate::os::sync::lock;
 use crate::peer::message::{Hello, PeerError, PeerReply, PeerRequest, check_protocol, receive, send};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_control::{Refusal, RefusalKind};
@@ -188,8 +187,8 @@ fn check_clock(peer: NodeId, ahead: i64, uncertainty: i64) -> Result<(), Refusal
     Err(Refusal::new(RefusalKind::Unavailable, message).hint("run an NTP client on both"))
 }
 
-/// Pings all other nodes at once and synchronises the maps: fetches the newest that any of them
-/// has, or sends ours to those that have an older one.
+/// Pings all other nodes at once and synchronises the maps: fetches those that are newer than ours, and
+/// sends ours to nodes that have an older one.
 pub(crate) fn ping_all(node: &Arc<Node>, limit: Duration) -> Vec<(NodeId, Result<PeerResponse, Refusal>)> {
     let others = node.other_nodes();
     let answers: Vec<_> = thread::scope(|scope| {
@@ -210,51 +209,49 @@ pub(crate) fn ping_all(node: &Arc<Node>, limit: Duration) -> Vec<(NodeId, Result
     let own = node.map().version();
     let versions =
         || answers.iter().filter_map(|(peer, answer)| Some((*peer, answer.as_ref().ok()?.hello.map_version)));
-    if let Some((peer, _)) = versions().filter(|(_, map)| *map > own).max_by_key(|(_, map)| *map) {
-        fetch_map(node, vec![peer]);
-    } else {
-        let behind: Vec<_> = versions().filter(|(_, map)| *map < own).map(|(peer, _)| peer).collect();
-        if !behind.is_empty() {
-            send_map(node, behind);
-        }
+    let newer: Vec<_> = versions().filter(|(_, map)| *map > own).map(|(peer, _)| peer).collect();
+    let behind: Vec<_> = versions().filter(|(_, map)| *map < own).map(|(peer, _)| peer).collect();
+    fetch_map(node, newer);
+    if !behind.is_empty() {
+        send_map(node, behind);
     }
     answers
 }
 
-/// Minimum interval between two fetches for strangers.
-const STRANGER_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Fetches the map because a machine with a certificate of this cluster is not in ours: it is new, or it
-/// was removed. The members have the valid map.
+/// Fetches the map from the founder because a machine with a certificate of this cluster is not in ours:
+/// it is new, or it was removed.
 pub(crate) fn fetch_map_for_stranger(node: &Arc<Node>) {
-    let mut fetched = lock(&node.map_fetched_for_stranger);
-    if fetched.is_none_or(|at| at.elapsed() > STRANGER_INTERVAL) {
-        *fetched = Some(Instant::now());
-        fetch_map(node, node.other_nodes());
-    }
+    let founder = node.config.file.founder.map(NodeId).filter(|founder| *founder != node.me());
+    fetch_map(node, founder.into_iter().collect());
 }
 
-/// Fetches the map from these nodes in the background, and installs the newest.
+/// Minimum interval between two requests for the map to one node: a node may claim to have a newer one,
+/// and not have it.
+const FETCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Fetches the map from each of these nodes in the background, and installs it if it is newer. None delays
+/// the others.
 pub(crate) fn fetch_map(node: &Arc<Node>, from: Vec<NodeId>) {
-    if node.fetching_map.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let own = node.clone();
-    let fetch = move || {
-        for peer in from {
-            match call(&own, peer, &PeerRequest::GetMap, MAP_TIMEOUT) {
-                Ok(PeerResponse { reply: PeerReply::Map(text), .. }) => {
-                    if let Err(error) = own.adopt_map(&text) {
-                        tracing::warn!(%peer, %error, "the map of a peer was not installed");
-                    }
-                }
-                outcome => tracing::debug!(%peer, ?outcome, "received no map"),
-            }
+    for peer in from {
+        let mut requests = lock(&node.map_requests);
+        requests.retain(|_, at| at.elapsed() < FETCH_INTERVAL);
+        if requests.contains_key(&peer) {
+            continue;
         }
-        own.fetching_map.store(false, Ordering::SeqCst);
-    };
-    if thread::Builder::new().name("map".into()).spawn(fetch).is_err() {
-        node.fetching_map.store(false, Ordering::SeqCst);
+        requests.insert(peer, Instant::now());
+        drop(requests);
+        let own = node.clone();
+        let fetch = move || match call(&own, peer, &PeerRequest::GetMap, MAP_TIMEOUT) {
+            Ok(PeerResponse { reply: PeerReply::Map(text), .. }) => {
+                if let Err(error) = own.adopt_map(&text) {
+                    tracing::warn!(%peer, %error, "the map of a peer was not installed");
+                }
+            }
+            outcome => tracing::debug!(%peer, ?outcome, "received no map"),
+        };
+        if let Err(error) = thread::Builder::new().name("map".into()).spawn(fetch) {
+            tracing::warn!(%peer, %error, "cannot start a thread to fetch the map");
+        }
     }
 }
 

@@ -116,10 +116,10 @@ impl Acceptor {
                     client::fetch_map_for_stranger(&self.node);
                 }
                 let mut link = accepted?;
-                let peer = link.peer_node().context("the peer's certificate is not that of a node")?;
-                self.unauthenticated.authenticated(place, peer);
+                let peer = link.peer_member().context("the peer's certificate is not that of a node")?;
+                self.unauthenticated.authenticated(place, peer.0);
                 let _member =
-                    self.members.acquire(peer.0).context("too many connections of that node at once")?;
+                    self.members.acquire(peer.0.0).context("too many connections of that node at once")?;
                 server::serve(&self.node, &mut link, peer)?;
             }
             Preamble::Join => {

@@ -12,12 +12,15 @@ use crate::shim;
 use rustix::process::geteuid;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_control::{Refusal, RefusalKind, ShimRole};
-use tern_ids::NodeId;
+use tern_control::{Refusal, RefusalKind, ShimRequest, ShimRole};
+use tern_ids::{Fingerprint, NodeId};
 use tern_wire::Link;
 
 /// Timeout of waiting for the next request, and of sending a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a shim may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of keys that the shim of a guest accepts. Two are used so far: that of home, and
 /// that of the source if the guest comes from another away node.
@@ -27,7 +30,11 @@ const MAX_ACCEPTED_KEYS: usize = 4;
 ///
 /// # Errors
 /// If a message is malformed or does not arrive in time; the link is closed then.
-pub(crate) fn serve(node: &Arc<Node>, link: &mut Link, peer: NodeId) -> Result<(), PeerError> {
+pub(crate) fn serve(
+    node: &Arc<Node>,
+    link: &mut Link,
+    (peer, key): (NodeId, Fingerprint),
+) -> Result<(), PeerError> {
     let deadline = || Instant::now() + MESSAGE_TIMEOUT;
     let theirs: Hello = receive(link, deadline())?;
     send(link, &node.hello(), deadline())?;
@@ -40,12 +47,16 @@ pub(crate) fn serve(node: &Arc<Node>, link: &mut Link, peer: NodeId) -> Result<(
             Err(PeerError::Link(tern_wire::LinkError::Closed)) => return Ok(()),
             request => request?,
         };
-        let reply = handle(node, peer, request).unwrap_or_else(PeerReply::Refused);
+        let reply = handle(node, (peer, key), request).unwrap_or_else(PeerReply::Refused);
         send(link, &reply, deadline())?;
     }
 }
 
-fn handle(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerReply, Refusal> {
+fn handle(
+    node: &Arc<Node>,
+    (peer, key): (NodeId, Fingerprint),
+    request: PeerRequest,
+) -> Result<PeerReply, Refusal> {
     match request {
         PeerRequest::Ping => {
             let (_, guests) = process_list::counts(node);
@@ -75,6 +86,12 @@ fn handle(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             }
             let (shim, fingerprint) = shim::start(&node.config, node.me(), role)?;
             tracing::info!(%shim, uid, "a shim for a guest has started");
+            if !node.identity.members().is_member(peer, key) {
+                // It was removed before the shim existed.
+                let end = ShimRequest::NodeRemoved { node: peer };
+                let _ended = shim::request(&node.config.run_dir, shim, &end, Some(END_TIMEOUT));
+                return Err(Refusal::new(RefusalKind::NotAllowed, format!("node {peer} was removed")));
+            }
             Ok(PeerReply::GuestShimStarted { shim, fingerprint })
         }
         PeerRequest::IsShimAlive { shim } => {

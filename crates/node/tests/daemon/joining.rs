@@ -1,7 +1,7 @@
 //! Machines that join, and machines that are refused.
 
 use crate::cluster::{Cluster, Node, until};
-use tern_control::Request;
+use tern_control::{Reply, Request};
 use tern_ids::NodeId;
 use tern_node::map::Map;
 use tern_node::token::{Token, Tokens};
@@ -105,4 +105,38 @@ fn first_token_is_valid_and_only_the_founder_makes_more() {
         ..tern_node::JoinOptions::default()
     };
     assert!(tern_node::join(&there).is_err());
+}
+
+/// The founder's map decides who is a member, so it loses neither keys nor versions.
+#[test]
+fn founder_keeps_members_and_versions() {
+    let mut cluster = Cluster::of(2);
+    let version = |map: &str| -> u64 {
+        map.lines().find_map(|line| line.strip_prefix("# version ")).unwrap().parse().unwrap()
+    };
+    let all_up = |cluster: &Cluster| {
+        until("all are up, with one map", || {
+            let map = cluster.nodes[0].map();
+            cluster.nodes[1].map() == map && cluster.nodes[1].status().nodes.iter().all(|row| row.up)
+        });
+    };
+    let before = cluster.nodes[0].map();
+    let hosts: String =
+        before.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    // While it is in no cluster, no machine gets its number.
+    let token = cluster.token();
+    assert_eq!(cluster.nodes[0].ask(&Request::MapOff), Reply::Done);
+    let third = Node::new(&cluster, "");
+    let refused = cluster.join(&third, &token, None).unwrap_err().to_string();
+    assert!(refused.contains("has left the cluster"), "{refused}");
+    assert_eq!(cluster.nodes[0].ask(&Request::SetMap { text: hosts.clone() }), Reply::Done);
+    let after = cluster.nodes[0].map();
+    assert!(version(&after) > version(&before), "{after}");
+    all_up(&cluster);
+    // A map that was edited by hand: the keys are not taken from it, nor lost with it.
+    cluster.nodes[0].kill();
+    std::fs::write(cluster.nodes[0].dir.join("mosix.map"), hosts).unwrap();
+    cluster.nodes[0].start();
+    assert!(version(&cluster.nodes[0].map()) > version(&after));
+    all_up(&cluster);
 }

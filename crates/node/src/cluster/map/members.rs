@@ -41,7 +41,7 @@ impl Map {
 
     /// The keys of all members.
     pub(crate) fn keys(&self) -> HashMap<NodeId, Fingerprint> {
-        self.keys.iter().filter(|(node, _)| self.contains(**node)).map(|(n, k)| (*n, *k)).collect()
+        self.keys.iter().map(|(node, key)| (*node, *key)).collect()
     }
 
     /// The map with a number bound to a key.
@@ -78,6 +78,7 @@ impl Map {
             }
         }
         let mut map = Self::parse(&text).map_err(|error: MapError| error.to_string())?;
+        map.keys.clone_from(&self.keys);
         map.keys.remove(&node);
         Ok(map.with_version(self.version.saturating_add(1)))
     }
@@ -87,27 +88,39 @@ impl Map {
     /// # Errors
     /// Those of [`Authority::sign`].
     pub fn signed(self, authority: &Authority) -> Result<Self, IdentityError> {
-        let mut map = self.with_new_header();
-        let signature = BASE64.encode(&authority.sign(&map.message(authority.cluster()))?);
-        let (version, rest) = map.text.split_once('\n').unwrap_or((&map.text, ""));
-        map.text = format!("{version}\n{SIGNED}{signature}\n{rest}");
-        Ok(map)
+        let map = self.with_new_header();
+        let signature = authority.sign(&map.message(authority.cluster()))?;
+        Ok(map.with_signature(&BASE64.encode(&signature)))
     }
 
-    /// Whether the authority has signed this map.
+    fn with_signature(mut self, signature: &str) -> Self {
+        let (version, rest) = self.text.split_once('\n').unwrap_or((&self.text, ""));
+        self.text = format!("{version}\n{SIGNED}{signature}\n{rest}");
+        self
+    }
+
+    /// Whether the authority has signed this map, in the form that [`signed`](Self::signed) gives it: a text
+    /// in another form would be another map with the same version.
     pub(crate) fn is_signed(&self, identity: &Identity) -> bool {
-        let signature = self.text.lines().find_map(|line| line.strip_prefix(SIGNED));
-        let signature = signature.and_then(|text| BASE64.decode(text.trim().as_bytes()).ok());
-        signature.is_some_and(|it| identity.is_signed_by_authority(&self.message(identity.cluster()), &it))
+        let Some(text) = self.text.lines().find_map(|line| line.strip_prefix(SIGNED)) else { return false };
+        BASE64.decode(text.as_bytes()).is_ok_and(|signature| {
+            identity.is_signed_by_authority(&self.message(identity.cluster()), &signature)
+                && self.clone().with_new_header().with_signature(text).text == self.text
+        })
+    }
+
+    /// All that the authority signs.
+    pub(super) fn signed_lines(&self) -> String {
+        let mut signed = String::with_capacity(self.text.len());
+        for line in self.text.lines().filter(|line| !line.starts_with(SIGNED)) {
+            signed.push_str(line);
+            signed.push('\n');
+        }
+        signed
     }
 
     fn message(&self, cluster: &str) -> Vec<u8> {
-        let mut message = format!("{PURPOSE}{cluster}\n");
-        for line in self.text.lines().filter(|line| !line.starts_with(SIGNED)) {
-            message.push_str(line);
-            message.push('\n');
-        }
-        message.into_bytes()
+        format!("{PURPOSE}{cluster}\n{}", self.signed_lines()).into_bytes()
     }
 
     /// The same map with a text that states its version and keys, and is not signed.
@@ -190,6 +203,10 @@ mod tests {
         assert!(!map(&changed).is_signed(&one));
         // A new version is not signed by the signature of the old one.
         assert!(!signed.clone().with_version(9).is_signed(&one));
+        // No other text of the same version can be made from it.
+        for added in ["# signed AAAA\n", "# key 7 00\n", "# version 0\n"] {
+            assert!(!map(&format!("{}{added}", signed.text())).is_signed(&one), "{added}");
+        }
         // Signing anew replaces the signature.
         let again = signed.clone().signed(&authority).unwrap();
         assert_eq!(again.text().lines().filter(|line| line.starts_with(SIGNED)).count(), 1);
@@ -202,6 +219,9 @@ mod tests {
         let old = map("1 a 1\n2 b 1\n").with_key(NodeId(1), keys[0]).with_key(NodeId(2), keys[1]);
         let new = map(&format!("# key 3 {}\n1 a 1\n3 c 1\n", "00".repeat(32))).with_keys_of(&old);
         assert_eq!(new.keys(), HashMap::from([(NodeId(1), keys[0])]));
+        // A key of a number that is not in the map means nothing, also when the number is.
+        let stale = map(&format!("# key 2 {}\n1 a 1\n", "01".repeat(32)));
+        assert_eq!(stale.with_node(NodeId(2), "b", None).unwrap().key(NodeId(2)), None);
         // A number that is given again is not bound to the key that it had.
         let removed = old.without(NodeId(2)).unwrap();
         let back = removed.with_node(NodeId(2), "b", None).unwrap();
