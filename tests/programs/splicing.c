@@ -101,6 +101,13 @@ static void vectors(void)
 	CHECK(memcmp(one, "ece", 3) == 0 && memcmp(two, "ctorial", 7) == 0);
 	CHECK_IS(preadv2(a, in, 1, -1, 0), 3);
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 6);
+	/* At the end of the file, where the current offset then is. */
+	CHECK_IS(lseek(a, 1, SEEK_SET), 1);
+	CHECK_IS(pwritev2(a, out, 1, -1, RWF_APPEND), 3);
+	CHECK_IS(lseek(a, 0, SEEK_CUR), 17);
+	CHECK_IS(write(a, "!", 1), 1);
+	CHECK_IS(lseek(a, 0, SEEK_END), 18);
+	CHECK_IS(lseek(a, 6, SEEK_SET), 6);
 	CHECK_IS(preadv(a, in, 2, 100), 0);
 	int ends[2];
 	CHECK_IS(pipe(ends), 0);

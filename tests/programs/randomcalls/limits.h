@@ -23,7 +23,12 @@ static void op_limit(void)
 	if (which == RLIMIT_NOFILE) {
 		struct rlimit64 few = { (uint64_t)PICK(3, 8, 12, 20), old.rlim_max };
 		CALL(prlimit64, 0, which, &few, NULL);
-		op_open(), op_descriptor(), op_pipe(), op_event();
+		/* A name that is missing is another error then (limits.md). */
+		long directory = CALL(openat, AT_FDCWD, ".", O_RDONLY | O_DIRECTORY);
+		note("openat . = %s", shown(directory));
+		if (directory >= 0)
+			opened((int)directory, DIRECTORY);
+		op_descriptor(), op_pipe(), op_event();
 		CALL(prlimit64, 0, which, &old, NULL);
 		note("nofile %llu", (unsigned long long)few.rlim_cur);
 		return;

@@ -44,6 +44,8 @@ impl Conflict {
             | libc::SYS_copy_file_range
             | libc::SYS_setrlimit => Self::All,
             libc::SYS_prlimit64 if args[2] != 0 => Self::All,
+            // The end of the file, to which the offset moves, is known at home only.
+            libc::SYS_pwritev2 if args[5] as i32 & libc::RWF_APPEND != 0 => Self::File(first),
             // No conflict: the shim keeps the offset up to date for these calls, or they use only
             // the file's inode or the descriptor's flags.
             libc::SYS_read
