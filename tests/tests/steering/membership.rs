@@ -62,20 +62,17 @@ fn no_way_in_for_a_removed_node() {
         });
     };
     attempts("removed");
-    let join = |token: &str| {
+    let join = |node: u16, token: &str| {
         let node1 = "$(sed -n 's/^1[[:space:]]*\\([^[:space:]]*\\).*/\\1/p' /etc/mosix.map)";
-        let line = format!("tern join --config-dir /tmp/other --force {node1} {}", token.trim());
-        succeeds(
-            &cluster,
-            3,
-            &format!("mkdir -p /tmp/other; echo 'map = \"/tmp/other/map\"' > /tmp/other/ternd.toml; {line}"),
-        )
+        let line = format!("tern join --config-dir /tmp/other --address 10.9.9.9 {node1} {}", token.trim());
+        let config = "mkdir -p /tmp/other; echo 'map = \"/tmp/other/map\"' > /tmp/other/ternd.toml";
+        succeeds(&cluster, node, &format!("{config}; {line}"))
     };
-    assert!(!join(&token), "tokens that it may know are invalid");
+    assert!(!join(2, &token), "tokens that it may know are invalid");
 
     // Another machine joins, and gets its number: the first is still not node 3 again.
     let token = String::from_utf8(cluster.run(1, &["tern", "token"]).unwrap()).unwrap();
-    assert!(join(&token));
+    assert!(join(2, &token));
     let map = String::from_utf8(cluster.run(1, &["setpe", "-r"]).unwrap()).unwrap();
     assert!(map.contains("\n3\t"), "{map}");
     attempts("replaced");
