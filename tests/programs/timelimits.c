@@ -19,6 +19,9 @@ static struct sockaddr_un busy_address;
 static socklen_t busy_length = sizeof busy_address;
 static volatile bool over;
 
+/* As in linux/futex.h, which musl does not have. */
+enum { WAIT = 0, WAIT_BITSET = 9, WAIT_REQUEUE_PI = 11, PRIVATE = 128, WAITV = 449, OF_32_BITS = 2 };
+
 typedef int wait_fn(struct timespec *limit);
 
 static int by_poll(struct timespec *limit UNUSED)
@@ -113,6 +116,58 @@ static int by_nanosleep(struct timespec *limit)
 	return (int)syscall(SYS_nanosleep, limit, NULL);
 }
 
+static int timed_out(long result)
+{
+	return result < 0 && errno == ETIMEDOUT ? 0 : -1;
+}
+
+/* Nobody changes the word of a futex or wakes those who wait. */
+static int by_futex(struct timespec *limit)
+{
+	static unsigned word;
+	return timed_out(syscall(SYS_futex, &word, WAIT, 0, limit, NULL, 0));
+}
+
+static int by_private_futex(struct timespec *limit)
+{
+	static unsigned word;
+	return timed_out(syscall(SYS_futex, &word, WAIT | PRIVATE, 0, limit, NULL, 0));
+}
+
+/* Makes a time limit the time at which the wait must end. */
+static void make_absolute(struct timespec *limit, clockid_t clock)
+{
+	struct timespec begun;
+	CHECK_IS(clock_gettime(clock, &begun), 0);
+	limit->tv_sec += begun.tv_sec + (limit->tv_nsec + begun.tv_nsec) / 1000000000;
+	limit->tv_nsec = (limit->tv_nsec + begun.tv_nsec) % 1000000000;
+}
+
+static int by_futex_bitset(struct timespec *limit)
+{
+	static unsigned word;
+	make_absolute(limit, CLOCK_MONOTONIC);
+	return timed_out(syscall(SYS_futex, &word, WAIT_BITSET | PRIVATE, 0, limit, NULL, -1));
+}
+
+static int by_futex_requeue(struct timespec *limit)
+{
+	static unsigned word, target;
+	make_absolute(limit, CLOCK_MONOTONIC);
+	return timed_out(syscall(SYS_futex, &word, WAIT_REQUEUE_PI | PRIVATE, 0, limit, &target, 0));
+}
+
+static int by_futex_waitv(struct timespec *limit)
+{
+	static unsigned word;
+	struct {
+		uint64_t value, word;
+		uint32_t flags, reserved;
+	} waiter = { 0, (uintptr_t)&word, OF_32_BITS | PRIVATE, 0 };
+	make_absolute(limit, CLOCK_MONOTONIC);
+	return timed_out(syscall(WAITV, &waiter, 1, 0, limit, CLOCK_MONOTONIC));
+}
+
 static const struct {
 	const char *name;
 	wait_fn *wait;
@@ -124,7 +179,9 @@ static const struct {
 	{ "semtimedop", by_semtimedop }, { "nanosleep", by_nanosleep },
 	{ "recv", by_recv },		 { "read", by_read },
 	{ "accept", by_accept },	 { "send", by_send },
-	{ "connect", by_connect },
+	{ "connect", by_connect },	 { "futex", by_futex },
+	{ "private futex", by_private_futex }, { "futex until", by_futex_bitset },
+	{ "futex requeue", by_futex_requeue }, { "futex_waitv", by_futex_waitv },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 

@@ -5,7 +5,7 @@ pub(crate) mod draining;
 pub(crate) mod frozen;
 pub(crate) mod group;
 pub(crate) mod hollow;
-mod home_wait;
+pub(crate) mod home_wait;
 pub(crate) mod left_behind;
 pub(crate) mod movable;
 pub(crate) mod outgoing;

@@ -12,6 +12,7 @@ pub(crate) mod waits;
 use crate::files::delegation::Delegations;
 use crate::files::names::DelegatedNames;
 use crate::links::peers::PeerId;
+use crate::migrate::home_wait::DetachedWait;
 use crate::process::home_record::HomeRecord;
 use crate::process::own_mappings::OwnMappings;
 use crate::process::state::{Frozen, LeftBehind, MigrationTask, State};
@@ -76,6 +77,8 @@ pub(crate) struct Process {
     pub(crate) migrations: u32,
     /// Why it came home, or stays there.
     pub(crate) home_record: HomeRecord,
+    /// The waits on futexes of threads that were detached. For `migrate::home_wait` only.
+    pub(crate) detached_waits: Vec<DetachedWait>,
     /// The CPU time that it, its threads and its children have used away.
     pub(crate) usage: AwayUsage,
     /// Its timers and limits that count CPU time, while it is away.
@@ -134,6 +137,7 @@ impl Process {
             task: None,
             migrations: 0,
             home_record: HomeRecord::default(),
+            detached_waits: Vec::new(),
             usage: AwayUsage::default(),
             timers: CpuTimers::new(),
             demand: GuestDemand::default(),

@@ -25,6 +25,9 @@ use tern_wire::Ephemeral;
 /// How long a shim without processes waits before it ends. ternd may still send it requests.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How often the shim examines whether it needs to keep what it has recorded of detached processes.
+const DETACHED_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Runs the shim until it has no process, no queued move and no detached process left.
 ///
 /// # Errors
@@ -55,6 +58,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         usage_store,
         test_freeze: tern_migrate::fault::FreezeRequest::from_env(),
         empty_since: Instant::now(),
+        detached_checked: Instant::now(),
         turn_watch,
     };
     // The first request follows the start of the shim, but may take a while.
@@ -77,6 +81,10 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
 impl Shim {
     pub(crate) fn is_over(&mut self) -> bool {
         self.detached.retain(Detached::is_alive);
+        if self.detached_checked.elapsed() > DETACHED_INTERVAL {
+            self.detached.retain(Detached::is_needed);
+            self.detached_checked = Instant::now();
+        }
         if !self.processes.is_empty() || !self.queued_moves.is_empty() || !self.detached.is_empty() {
             self.empty_since = Instant::now();
         }
@@ -190,6 +198,7 @@ impl Shim {
                     self.record_sleeps(sleeps);
                     self.destination_prepared(pid, migration, prepared);
                 }
+                ShimEvent::Measured(pid, sleeps) => self.waits_measured(pid, sleeps),
                 ShimEvent::ReconnectDone(peer, found) => self.reconnect_done(peer, found),
             }
         }

@@ -7,6 +7,7 @@ use crate::files::names::NameTracker;
 use crate::files::timed_worker::TimedWorker;
 use crate::links::peer::Peer;
 use crate::links::peers::{PeerId, Peers};
+use crate::migrate::home_wait::DetachedWait;
 use crate::process::Process;
 use crate::process::home_record::HomeRecord;
 use crate::process::state::State;
@@ -45,6 +46,8 @@ pub(crate) enum ShimEvent {
     /// A destination has been prepared for a move of this process, or has refused it. Its threads, and
     /// those of its group, sleep as measured.
     Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>, Vec<(HomePid, Sleep)>),
+    /// The threads of a process that is to be frozen sleep as measured.
+    Measured(HomePid, Vec<(HomePid, Sleep)>),
     /// The result of an attempt to reconnect to a peer.
     ReconnectDone(PeerId, ReconnectResult),
 }
@@ -57,20 +60,28 @@ pub(crate) enum ReconnectResult {
     Unreachable,
 }
 
-/// A process that was fetched home, or stays there, and is not traced any more. Its row is kept for `mps`, and its
-/// record for the next time that the shim seizes it.
+/// A process that was fetched home, stays there, or came home in a wait on a futex, and is not traced any
+/// more. Its row is kept for `mps` if it was fetched or stays, and its record and its waits for the next
+/// time that the shim seizes it.
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) row: ProcessRow,
     /// Refers to the process even if another has its pid by now.
     pidfd: OwnedFd,
     pub(crate) home_record: HomeRecord,
+    /// The waits on futexes of its threads.
+    pub(crate) waits: Vec<DetachedWait>,
 }
 
 impl Detached {
     pub(crate) fn is_alive(&self) -> bool {
         // A pidfd is readable when its process has ended.
         matches!(poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&Timespec::default())), Ok(0))
+    }
+
+    /// Whether it is to be kept while it is alive. Reads files of /proc.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.home_record.is_shown() || self.waits.iter().any(|wait| wait.lasts(self.row.pid))
     }
 }
 
@@ -118,6 +129,8 @@ pub(crate) struct Shim {
     pub(crate) test_freeze: Option<fault::FreezeRequest>,
     /// When the last process left. The shim ends a moment later. For `run` only.
     pub(crate) empty_since: Instant,
+    /// When it was last examined which detached processes are needed. For `run` only.
+    pub(crate) detached_checked: Instant,
     /// Reports steps of the main loop that take too long. For `run` only.
     pub(crate) turn_watch: TurnWatch,
 }
@@ -274,10 +287,10 @@ impl Shim {
             return;
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        for thread in process.threads.values_mut() {
-            if let Some(stopped) = thread.stopped.take_if(|_| thread.draining.is_none())
-                && let Err(error) = stopped.detach(if thread.tid == tid { signal } else { 0 })
-            {
+        for thread in process.threads.values_mut().filter(|thread| thread.draining.is_none()) {
+            process.detached_waits.extend(thread.detached_wait(&process.memory));
+            let Some(stopped) = thread.stopped.take() else { continue };
+            if let Err(error) = stopped.detach(if thread.tid == tid { signal } else { 0 }) {
                 tracing::debug!(%error, "it was gone already");
             }
         }
@@ -300,12 +313,13 @@ impl Shim {
         self.usage_store.save(pid, process.started, process.usage.saved());
         // An entry of an earlier return is out of date.
         self.detached.retain(|detached| detached.row.pid != pid);
-        if process.home_record.is_shown()
+        if (process.home_record.is_shown() || !process.detached_waits.is_empty())
             && let Some(pidfd) =
                 Pid::from_raw(pid.0).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         {
-            let (row, home_record) = (self.row(&process), process.home_record);
-            self.detached.push(Detached { row, pidfd, home_record });
+            let row = self.row(&process);
+            let (home_record, waits) = (process.home_record, process.detached_waits);
+            self.detached.push(Detached { row, pidfd, home_record, waits });
         }
     }
 

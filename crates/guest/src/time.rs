@@ -3,3 +3,4 @@
 pub(crate) mod clocks;
 pub(crate) mod cpu;
 pub(crate) mod cpu_threshold;
+pub(crate) mod futex_wait;

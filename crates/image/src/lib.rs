@@ -20,6 +20,7 @@
 pub mod advice;
 pub mod apply;
 pub mod content;
+pub mod futex_wait;
 pub mod guards;
 pub mod layout;
 pub mod limits;
@@ -44,4 +45,4 @@ pub use thread::ThreadImage;
 pub use unmovable::Unmovable;
 
 /// Version of everything that this crate serialises. A node refuses other versions.
-pub const VERSION: u16 = 18;
+pub const VERSION: u16 = 19;

@@ -30,6 +30,9 @@ pub struct ThreadImage {
     pub robust_list: (u64, u64),
     /// Address at which the kernel writes 0 and wakes a futex when the thread exits.
     pub clear_child_tid: u64,
+    /// When the wait ends in which it was interrupted, if that is a FUTEX_WAIT with a time limit: in
+    /// nanoseconds of its monotonic clock ([`crate::futex_wait`]).
+    pub futex_wait_until: Option<u64>,
 }
 
 const RSEQ_FLAG_UNREGISTER: u64 = 1;
@@ -126,6 +129,7 @@ impl ThreadImage {
             rseq,
             robust_list: (head, len),
             clear_child_tid,
+            futex_wait_until: None,
         })
     }
 

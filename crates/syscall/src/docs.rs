@@ -46,7 +46,7 @@ pub fn markdown() -> String {
 
 fn rule(rule: &Rule) -> String {
     match rule {
-        Rule::Always(Route::Here) => "Here".into(),
+        Rule::Always(Route::Here | Route::Timed) => "Here".into(),
         Rule::Always(Route::Home) => "Home".into(),
         Rule::Always(Route::Both(split_call)) => format!("Both ({split_call:?})"),
         Rule::Always(Route::Homeward(reason)) => format!("Homeward: {reason}"),
@@ -56,7 +56,7 @@ fn rule(rule: &Rule) -> String {
 }
 
 fn arguments(row: &Row) -> String {
-    if matches!(row.rule, Rule::Always(Route::Here | Route::Homeward(_) | Route::Refuse(_))) {
+    if row.rule.is_native() {
         return "–".into();
     }
     match row.arguments {

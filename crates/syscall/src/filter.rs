@@ -182,6 +182,20 @@ fn leaf(what: Verdict, ours: u64, program: &mut Vec<SockFilter>) {
             program.push(verdict(libc::SECCOMP_RET_USER_NOTIF));
             program.push(verdict(libc::SECCOMP_RET_ALLOW));
         }
+        Verdict::Check(ArgTest::DiffersOrNull { arg, mask, value, pointer }) => {
+            let pointer = ARGS + 8 * u32::from(pointer);
+            program.extend([
+                load(ARGS + 8 * u32::from(arg)),
+                SockFilter { code: AND, jt: 0, jf: 0, k: mask },
+                SockFilter { code: IF_EQUAL, jt: 0, jf: 4, k: value },
+                load(pointer),
+                SockFilter { code: IF_EQUAL, jt: 0, jf: 3, k: 0 },
+                load(pointer + 4),
+                SockFilter { code: IF_EQUAL, jt: 0, jf: 1, k: 0 },
+                verdict(libc::SECCOMP_RET_ALLOW),
+                verdict(libc::SECCOMP_RET_USER_NOTIF),
+            ]);
+        }
     }
 }
 
@@ -231,8 +245,9 @@ mod tests {
                         12 => (caller >> 32) as u32,
                         _ => {
                             looked = true;
-                            assert_eq!((k - ARGS) % 8, 0);
-                            args[(k - ARGS) as usize / 8] as u32
+                            let at = k - ARGS;
+                            assert_eq!(at % 4, 0);
+                            (args[at as usize / 8] >> (at % 8 * 8)) as u32
                         }
                     }
                 }
@@ -262,6 +277,7 @@ mod tests {
             0x21,
             0x22,
             0x32,
+            0x80,
             0x1002,
             0x1005,
             0xffff_ffff,
@@ -276,6 +292,7 @@ mod tests {
         for first in words {
             for fourth in words {
                 samples.push([first, 2, 3, fourth, u64::MAX, 0]);
+                samples.push([2, first, 3, fourth, u64::MAX, 0]);
             }
         }
         samples

@@ -69,7 +69,7 @@ pub fn gather_after(
 ) -> Result<Gathered, GatherError> {
     match route(nr, args) {
         Route::Home | Route::Both(_) => {}
-        Route::Here => return Err(GatherError::Here),
+        Route::Here | Route::Timed => return Err(GatherError::Here),
         Route::Homeward(reason) => return Err(GatherError::Homeward(reason)),
         Route::Refuse(errno) => return Err(GatherError::Errno(errno)),
     }

@@ -7,6 +7,8 @@ use crate::table;
 pub enum Route {
     /// Natively in the guest; the filter allows it.
     Here,
+    /// Natively in the guest too, but the guest's shim records when the time limit of the call ends.
+    Timed,
     /// Performed by the deputy.
     Home,
     /// By a local and a home part that must agree. The guest's shim has code for it.
@@ -142,7 +144,18 @@ pub enum Rule {
     By(fn(&[u64; 6]) -> Route, &'static str),
 }
 
-/// A test that the filter can make: on the low 32 bits of one argument.
+impl Rule {
+    /// Whether no call of the row is made at home, as far as the rule alone says so.
+    pub(crate) fn is_native(&self) -> bool {
+        match *self {
+            Self::Always(route) => !matches!(route, Route::Home | Route::Both(_)),
+            Self::HereIf(_, by, _) => by(&[0; 6]) == Route::Timed,
+            Self::By(..) => false,
+        }
+    }
+}
+
+/// A test that the filter can make, mostly on the low 32 bits of one argument.
 #[derive(Debug, Clone, Copy)]
 pub enum ArgTest {
     /// The bits under the mask equal the value.
@@ -161,6 +174,17 @@ pub enum ArgTest {
         /// The values.
         values: &'static [u32],
     },
+    /// The bits under the mask differ from the value, or a pointer, with all its bits, is null.
+    DiffersOrNull {
+        /// The argument.
+        arg: u8,
+        /// The bits compared.
+        mask: u32,
+        /// The value.
+        value: u32,
+        /// The argument that is a pointer.
+        pointer: u8,
+    },
 }
 
 impl ArgTest {
@@ -170,6 +194,9 @@ impl ArgTest {
         match *self {
             Self::Masked { arg, mask, value } => args[usize::from(arg)] as u32 & mask == value,
             Self::OneOf { arg, values } => values.contains(&(args[usize::from(arg)] as u32)),
+            Self::DiffersOrNull { arg, mask, value, pointer } => {
+                args[usize::from(arg)] as u32 & mask != value || args[usize::from(pointer)] == 0
+            }
         }
     }
 }
@@ -189,7 +216,8 @@ pub fn route(nr: u32, args: &[u64; 6]) -> Route {
 /// interruption.
 #[must_use]
 pub fn waits_here(nr: u32, args: &[u64; 6]) -> bool {
-    route(nr, args) == Route::Here && table::row(nr).is_some_and(|row| row.wait.is_some())
+    matches!(route(nr, args), Route::Here | Route::Timed)
+        && table::row(nr).is_some_and(|row| row.wait.is_some())
 }
 
 /// Whether the call transfers data on the one open file whose descriptor is its first argument, at the

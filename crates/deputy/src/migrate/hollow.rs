@@ -104,6 +104,7 @@ impl Process {
             vdso,
             image: None,
             ready: false,
+            measured_at: None,
             carried_objects: HashSet::new(),
             live_objects: HashSet::new(),
             arrived: false,
@@ -132,6 +133,7 @@ impl Process {
         let mut stopped = Vec::new();
         for thread in self.threads.values_mut() {
             thread.stop_wanted = false;
+            thread.continue_sleep();
             stopped.extend(thread.stopped.take().map(|stopped| (stopped, thread.draining.is_some())));
         }
         for (stopped, is_draining) in stopped {

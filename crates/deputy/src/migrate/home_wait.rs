@@ -7,6 +7,9 @@
 //! time before anything of the process leaves. The thread is draining from then on
 //! ([`super::draining`]), as if it had come home in this call, also if the process stays.
 //!
+//! A wait on a futex stays with its thread, since it concerns the memory. The end of its time is recorded
+//! ([`tern_image::futex_wait`]).
+//!
 //! A call on a socket with SO_RCVTIMEO or SO_SNDTIMEO is such a wait too. The shim ends it in time
 //! ([`crate::time::socket_limit`]).
 //!
@@ -15,12 +18,14 @@
 use crate::migrate::syscall_restart::has_time_left;
 use crate::process::Process;
 use crate::process::mailbox::Mailbox;
+use crate::process::state::State;
 use crate::process::thread::{Draining, Thread};
-use crate::shim::Shim;
+use crate::shim::{Shim, ShimEvent};
 use crate::time::socket_limit::may_have_socket_timeout;
 use crate::waker::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_ids::HomePid;
+use tern_image::futex_wait::{is_interrupted, is_timed_wait, restarted, time_limit, undo_rewind};
 use tern_image::thread::{capture, clear_kernel_pointers};
 use tern_image::{Reserve, ThreadImage};
 use tern_migrate::message::CallRequest;
@@ -34,6 +39,9 @@ use tern_tracee::{Error, Memory, Result};
 /// The number of a call that a thread was making when its process left home for the first time since
 /// it began to be traced: the guest counts its calls from there.
 const FIRST_CALL: u64 = 1;
+
+/// How long a freeze waits until it is known since when threads wait.
+const MEASUREMENT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Whether an interruption loses the time limit of this call. A wait in the guest's own kernel is
 /// not made by a deputy.
@@ -51,7 +59,13 @@ fn loses_timeout(nr: u32, args: &[u64; 6]) -> bool {
 pub(super) fn measure_sleeps(group: &[HomePid]) -> Vec<(HomePid, Sleep)> {
     let mut meter = SleepMeter::default();
     let threads = group.iter().flat_map(|pid| procfs::threads(pid.0).unwrap_or_default());
-    threads.filter_map(|tid| Some((HomePid(tid), meter.sleep_of(tid, loses_timeout)?))).collect()
+    let is_wanted = |nr, args: &_| loses_timeout(nr, args) || is_timed_wait(nr, args);
+    threads.filter_map(|tid| Some((HomePid(tid), meter.sleep_of(tid, is_wanted)?))).collect()
+}
+
+/// Whether this kernel shows when a thread last slept.
+pub(super) fn can_measure_sleeps(tid: i32) -> bool {
+    Sleep::of_resumed(tid, 0, Instant::now()).is_some()
 }
 
 /// A thread whose call its deputy is to make, and from when the time limit of the call counts.
@@ -67,12 +81,36 @@ impl Shim {
         }
     }
 
+    /// Has a helper thread measure since when the threads of a process that is to be frozen wait: these
+    /// waits may have begun while it was sent. Without a result it is frozen after a while.
+    pub(super) fn measure_waits(&mut self, pid: HomePid) {
+        let started = self.start_helper(move || ShimEvent::Measured(pid, measure_sleeps(&[pid])));
+        let timeout = if started { MEASUREMENT_TIMEOUT } else { Duration::ZERO };
+        self.set_measured_at(pid, Instant::now() + timeout);
+    }
+
+    /// Handles the result of that.
+    pub(crate) fn waits_measured(&mut self, pid: HomePid, sleeps: Vec<(HomePid, Sleep)>) {
+        self.record_sleeps(sleeps);
+        self.set_measured_at(pid, Instant::now());
+    }
+
+    fn set_measured_at(&mut self, pid: HomePid, at: Instant) {
+        if let Some(State::Outgoing(outgoing)) = self.processes.get_mut(&pid).map(|one| &mut one.state) {
+            outgoing.measured_at = Some(at);
+        }
+    }
+
     /// Records the sleeps of threads that are about to be stopped.
     pub(crate) fn record_sleeps(&mut self, sleeps: Vec<(HomePid, Sleep)>) {
         for (tid, sleep) in sleeps {
             let process = self.process_of_thread(tid).filter(|process| !process.is_away());
-            if let Some(thread) = process.and_then(|process| process.threads.get_mut(&tid)) {
-                thread.sleep = Some(sleep);
+            let thread = process.and_then(|process| process.threads.get_mut(&tid));
+            if let Some(thread) = thread.filter(|thread| thread.stopped.is_none()) {
+                // The sleep of a wait that the shim has seen before began with the wait.
+                if thread.sleep.is_none_or(|known| !known.is_same(&sleep)) {
+                    thread.sleep = Some(sleep);
+                }
             }
         }
     }
@@ -86,16 +124,104 @@ impl Thread {
     pub(crate) fn confirm_sleep(&mut self, registers: &mut Registers) {
         let tid = self.tid.0;
         self.stopped_at = Some(Instant::now());
-        self.sleep.take_if(|sleep| !sleep.lasted_until_stop(tid));
+        let is_futex = |sleep: &Sleep| i64::from(sleep.nr) == libc::SYS_futex;
+        let continued = self.continued_wait.take();
+        let is_same =
+            continued.is_some_and(|(stack, args)| (stack, args) == (registers.rsp, registers.arguments()));
+        let was_waiting = is_same || self.sleep.is_some_and(|sleep| is_futex(&sleep) && sleep.is_continued);
+        let is_rewound = undo_rewind(registers, was_waiting);
+        let is_continued = is_rewound || registers.orig_rax == libc::SYS_restart_syscall.cast_unsigned();
+        let is_waiting = registers.restart_code() == Some(restart::BLOCK);
+        self.sleep.take_if(|sleep| {
+            let lasted = sleep.lasted_until_stop(tid) || is_continued && sleep.was_to_come(tid);
+            !lasted || is_futex(sleep) && !(is_waiting && sleep.is_continued == is_continued)
+        });
+        if is_waiting && is_continued && is_same {
+            registers.orig_rax = libc::SYS_futex.cast_unsigned();
+        }
         if let Some(sleep) = self.sleep
             && registers.restart_code() == Some(restart::BLOCK)
         {
             registers.orig_rax = sleep.nr.into();
         }
+        if self.sleep.is_none() {
+            // Nothing could tell later in which call the thread is, once its kernel has continued it.
+            *registers = restarted(*registers);
+        }
+        self.note_wait(registers);
+    }
+
+    fn note_wait(&mut self, registers: &Registers) {
+        let call = (registers.rsp, registers.arguments());
+        self.continued_wait = Some(call).filter(|_| is_interrupted(registers));
+    }
+}
+
+impl Thread {
+    /// When the wait on a futex ends in which the thread, with these registers, has stopped. `None` if it
+    /// is in no such wait, or that is unknown.
+    pub(super) fn futex_wait_end(&self, registers: &Registers, memory: &Memory) -> Option<Instant> {
+        let sleep = self.sleep.filter(|_| is_interrupted(registers))?;
+        sleep.began.checked_add(time_limit(registers.r10, memory)?)
+    }
+
+    /// The thread is home, stopped, and continues a wait on a futex that ends then.
+    pub(super) fn set_futex_wait(&mut self, until: Option<Instant>, registers: &Registers, memory: &Memory) {
+        let began = until.and_then(|until| until.checked_sub(time_limit(registers.r10, memory)?));
+        let nr = libc::SYS_futex as u32;
+        self.sleep = began.and_then(|began| Sleep::of_resumed(self.tid.0, nr, began));
+        self.note_wait(registers);
+    }
+
+    /// The thread is about to be resumed from a stop: its kernel continues its wait on a futex, if it is in
+    /// one. The sleep that begins then is recorded. The registers are those of a continued call from now on:
+    /// if the thread stops again before it runs, it is not taken for one that makes another wait.
+    pub(crate) fn continue_sleep(&mut self) {
+        let is_futex = |sleep: &Sleep| i64::from(sleep.nr) == libc::SYS_futex;
+        let wait = self.sleep.take().filter(|sleep| self.continued_wait.is_some() && is_futex(sleep));
+        self.sleep = wait.and_then(|wait| Sleep::of_resumed(self.tid.0, wait.nr, wait.began));
+        if let (Some(_), Some(stopped)) = (&self.sleep, &self.stopped)
+            && let Ok(registers) = stopped.registers()
+        {
+            let orig_rax = libc::SYS_restart_syscall.cast_unsigned();
+            let _gone = stopped.set_registers(&Registers { orig_rax, ..registers });
+        }
+    }
+
+    /// The thread is about to be detached from a stop. Returns its wait on a futex, if it is in one.
+    pub(crate) fn detached_wait(&mut self, memory: &Memory) -> Option<DetachedWait> {
+        let registers = self.stopped.as_ref()?.registers().ok()?;
+        let until = self.futex_wait_end(&registers, memory)?;
+        self.continue_sleep();
+        Some(DetachedWait { tid: self.tid, sleep: self.sleep?, until })
+    }
+}
+
+/// A wait on a futex with a relative time limit, of a thread at home that is not traced.
+#[derive(Debug, Clone)]
+pub(crate) struct DetachedWait {
+    tid: HomePid,
+    sleep: Sleep,
+    until: Instant,
+}
+
+impl DetachedWait {
+    /// Whether the thread of this process may still be in it.
+    pub(crate) fn lasts(&self, pid: HomePid) -> bool {
+        Instant::now() < self.until && self.sleep.lasts(pid.0, self.tid.0)
     }
 }
 
 impl Process {
+    /// The threads that were detached in waits on futexes are traced again.
+    pub(super) fn recall_waits(&mut self) {
+        for wait in std::mem::take(&mut self.detached_waits) {
+            if let Some(thread) = self.threads.get_mut(&wait.tid) {
+                thread.sleep = Some(wait.sleep);
+            }
+        }
+    }
+
     /// Makes the stopped threads of a prepared process draining whose calls lose their time limits.
     /// Returns the calls that their deputies are to make, and from when their time counts. If that is
     /// not possible at the moment, the calls are made again with their whole time.
@@ -181,5 +307,170 @@ impl Process {
         request.call.subtract_elapsed(now - began);
         let since = if may_have_socket_timeout(nr) { began } else { now };
         Ok(request.call.clone().lay_out().is_ok().then_some((request, since)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+    use tern_image::futex_wait::continue_wait;
+    use tern_tracee::inject::through_vdso;
+    use tern_tracee::stop::{Stopped, interrupt, seize, wait_stop};
+
+    /// A child that continues a wait on a futex with a time limit of 1000 s, of which 500 s are left, when
+    /// it is resumed.
+    struct Waiting {
+        child: Child,
+        thread: Thread,
+        memory: Memory,
+        until: Instant,
+    }
+
+    impl Waiting {
+        fn begin() -> Self {
+            let child = Command::new("sleep").arg("1000").spawn().unwrap();
+            let tid = HomePid(child.id().cast_signed());
+            // Its memory is complete when it has begun its own program.
+            let begun = Instant::now();
+            while !procfs::command_line(tid.0).starts_with("sleep")
+                || procfs::status(tid.0).unwrap().state != b'S'
+            {
+                assert!(begun.elapsed() < Duration::from_secs(20), "it does not sleep");
+                std::thread::yield_now();
+            }
+            seize(tid.0, FOLLOW).unwrap();
+            interrupt(tid.0).unwrap();
+            let (mut injection, memory) = through_vdso(wait_stop(tid.0).unwrap()).unwrap();
+            let before = *injection.saved_registers();
+            let word = (before.rsp - 4096) & !63;
+            memory.write(word, &[0; 16]).unwrap();
+            memory.write(word + 16, &1000u64.to_le_bytes()).unwrap();
+            memory.write(word + 24, &0u64.to_le_bytes()).unwrap();
+            let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
+            let args = [word, operation, 0, word + 16, 0, 0];
+            let site = Site::in_vdso(&memory).unwrap().0 + 2;
+            let futex = libc::SYS_futex.cast_unsigned();
+            let registers = Registers {
+                rax: restart::BLOCK.cast_unsigned(),
+                orig_rax: futex,
+                ..before.calling(site, futex, &args)
+            };
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let ends = (now.tv_sec as u64 + 500) * 1_000_000_000;
+            let (registers, until) =
+                continue_wait(Some(ends), registers, &mut injection, &memory, word + 32).unwrap();
+            assert!(is_interrupted(&registers));
+            let mut thread = Thread::new_resident(tid).unwrap();
+            thread.set_futex_wait(until, &registers, &memory);
+            thread.stopped = Some(injection.finish_with(&registers, 0).unwrap());
+            Self { child, thread, memory, until: until.unwrap() }
+        }
+
+        fn tid(&self) -> i32 {
+            self.thread.tid.0
+        }
+
+        fn resume(&mut self) {
+            self.thread.stopped.take().unwrap().resume(0).unwrap();
+        }
+
+        fn stop(&mut self) {
+            interrupt(self.tid()).unwrap();
+            self.thread.stopped = Some(wait_stop(self.tid()).unwrap());
+        }
+
+        /// Handles the stop as the shim does. Returns the registers, and the known end of the wait.
+        fn confirm(&mut self) -> (Registers, Option<Instant>) {
+            let stopped: &Stopped = self.thread.stopped.as_ref().unwrap();
+            let mut registers = stopped.registers().unwrap();
+            self.thread.confirm_sleep(&mut registers);
+            self.thread.stopped.as_ref().unwrap().set_registers(&registers).unwrap();
+            (registers, self.thread.futex_wait_end(&registers, &self.memory))
+        }
+
+        /// The sleep of the thread, once it waits.
+        fn measure(&self) -> Sleep {
+            let tid = self.tid();
+            let begun = Instant::now();
+            loop {
+                let measure = move || SleepMeter::default().sleep_of(tid, is_timed_wait);
+                if let Some(sleep) = std::thread::spawn(measure).join().unwrap() {
+                    return sleep;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(20), "it does not wait");
+            }
+        }
+    }
+
+    impl Drop for Waiting {
+        fn drop(&mut self) {
+            drop(self.child.kill());
+            self.thread.stopped = None;
+            drop(self.child.wait());
+        }
+    }
+
+    #[test]
+    fn futex_wait_keeps_its_end_over_stops() {
+        let mut waiting = Waiting::begin();
+        let until = waiting.until;
+        let is_near = |end: Option<Instant>| {
+            let end = end.expect("the end is known");
+            end.max(until) - end.min(until) < Duration::from_millis(1)
+        };
+        waiting.thread.continue_sleep();
+        let known = waiting.thread.sleep.expect("the kernel shows sleeps");
+        waiting.resume();
+        let measured = waiting.measure();
+        assert!(measured.is_continued && measured.is_same(&known));
+        assert!(measured.began > known.began + Duration::from_secs(400), "that of the continued call");
+        for round in 0..50 {
+            waiting.stop();
+            let (registers, end) = waiting.confirm();
+            assert!(is_interrupted(&registers) && is_near(end), "round {round}");
+            waiting.thread.continue_sleep();
+            waiting.resume();
+            if round % 2 == 0 {
+                waiting.measure();
+            }
+        }
+    }
+
+    #[test]
+    fn futex_wait_begins_anew_after_an_unknown_sleep() {
+        let mut waiting = Waiting::begin();
+        waiting.thread.continue_sleep();
+        waiting.resume();
+        waiting.measure();
+        // A stop that the shim does not handle, as before it traces the thread.
+        waiting.stop();
+        let _read = waiting.thread.stopped.as_ref().unwrap().registers().unwrap();
+        waiting.resume();
+        waiting.measure();
+        waiting.stop();
+        let (registers, end) = waiting.confirm();
+        assert_eq!(end, None);
+        assert_eq!(registers.orig_rax, libc::SYS_futex.cast_unsigned());
+        assert_eq!(registers.restart_code(), Some(restart::NOHAND), "the wait is made again");
+    }
+
+    #[test]
+    fn detached_wait_is_kept_until_it_ends() {
+        let mut waiting = Waiting::begin();
+        let mut wait = waiting.thread.detached_wait(&waiting.memory).unwrap();
+        let pid = waiting.thread.tid;
+        assert!(wait.lasts(pid), "it is about to continue");
+        waiting.resume();
+        waiting.measure();
+        assert!(wait.lasts(pid));
+        assert!(!wait.lasts(HomePid(std::process::id().cast_signed())), "no thread of that process");
+        wait.until = Instant::now();
+        assert!(!wait.lasts(pid), "its time is over");
+        wait.until += Duration::from_secs(1000);
+        waiting.stop();
+        waiting.resume();
+        waiting.measure();
+        assert!(!wait.lasts(pid), "another sleep");
     }
 }

@@ -103,7 +103,7 @@ impl Shim {
             let (ready, objects) = (outgoing.ready, self.shared_memory.objects());
             let (carried_objects, live_objects) =
                 (std::mem::take(&mut outgoing.carried_objects), std::mem::take(&mut outgoing.live_objects));
-            let must_stop = false;
+            let (must_stop, must_measure, measured_at) = (false, false, outgoing.measured_at);
             let mut source = OutgoingSource {
                 process,
                 image,
@@ -114,12 +114,14 @@ impl Shim {
                 carried_objects,
                 live_objects,
                 must_stop,
+                measured_at,
+                must_measure,
             };
             let done = match self.peers.get_mut(outgoing.peer).and_then(|p| p.link.as_mut()) {
                 Some(link) => work(&mut outgoing, &mut source, link),
                 None => Err(tern_wire::LinkError::Closed.into()),
             };
-            let must_stop = source.must_stop;
+            let (must_stop, must_measure) = (source.must_stop, source.must_measure);
             outgoing.image = source.image.take();
             outgoing.ready = source.ready;
             (outgoing.carried_objects, outgoing.live_objects) = (source.carried_objects, source.live_objects);
@@ -149,6 +151,7 @@ impl Shim {
                         Err(error) => return self.handle_error(pid, &error),
                     }
                 }
+                Ok(_) if must_measure => return self.measure_waits(pid),
                 Ok(_) => return,
                 Err(error) => {
                     // It may be in the middle of an exec, which only its exec stop reveals.

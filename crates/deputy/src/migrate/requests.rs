@@ -10,7 +10,7 @@ use crate::process::Process;
 use crate::process::state::{Frozen, MigrationTask, State};
 use crate::process::thread::Thread;
 use crate::process::waits::WhenStopped;
-use crate::shim::{RETRY_TIMEOUT, Shim, ShimEvent};
+use crate::shim::{Detached, RETRY_TIMEOUT, Shim, ShimEvent};
 use crate::time::namespace::clock_offsets;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,13 +74,13 @@ impl Shim {
     }
 
     pub(crate) fn rows(&self) -> Vec<ProcessRow> {
-        let detached =
-            self.detached.iter().filter(|detached| !self.processes.contains_key(&detached.row.pid)).map(
-                |detached| ProcessRow {
-                    uid: uid_now(detached.row.pid, detached.row.uid),
-                    ..detached.row.clone()
-                },
-            );
+        let is_shown = |detached: &&Detached| {
+            detached.home_record.is_shown() && !self.processes.contains_key(&detached.row.pid)
+        };
+        let detached = self.detached.iter().filter(is_shown).map(|detached| ProcessRow {
+            uid: uid_now(detached.row.pid, detached.row.uid),
+            ..detached.row.clone()
+        });
         self.processes.values().map(|process| self.row(process)).chain(detached).collect()
     }
 
@@ -145,6 +145,7 @@ impl Shim {
             // Its threads whose last calls have ended were detached.
             if matches!(process.state, State::Draining) {
                 tern_tracee::reap::with_reaper(pid.0, || seize_threads(process, true))?;
+                process.recall_waits();
             }
             return Ok(());
         }
@@ -156,8 +157,10 @@ impl Shim {
         let before = self.detached.iter().find(|detached| detached.row.pid == pid && detached.is_alive());
         let mut process = Process {
             home_record: before.map(|detached| detached.home_record.continued()).unwrap_or_default(),
+            detached_waits: before.map(|detached| detached.waits.clone()).unwrap_or_default(),
             ..process
         };
+        process.recall_waits();
         if let Some(saved_usage) = self.usage_store.take(pid, process.started) {
             process.usage.restore(saved_usage);
         }

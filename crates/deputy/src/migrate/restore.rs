@@ -4,6 +4,7 @@
 //! with content are transferred. Then each thread's last call is resolved
 //! ([`crate::migrate::syscall_restart`]). Threads whose call the deputy must finish are draining.
 
+use crate::migrate::home_wait::can_measure_sleeps;
 use crate::migrate::syscall_restart::CallResolution;
 use crate::process::Process;
 use crate::process::blob;
@@ -14,6 +15,7 @@ use crate::shim::Shim;
 use crate::signals::order::raise_natively;
 use std::collections::HashMap;
 use tern_ids::HomePid;
+use tern_image::futex_wait::continue_wait;
 use tern_image::layout::Layout;
 use tern_image::{ProcessImage, Reserve, ThreadImage, apply, guards};
 use tern_migrate::message::{CallRequest, ProcessSync};
@@ -197,6 +199,10 @@ impl Process {
             }
             let own = (self.own_pid, image.own_tid);
             raise_natively(&mut injection, &memory, reserve, own, &pending_signals)?;
+            let scratch = reserve.scratch();
+            // Otherwise nothing could tell in which call the thread is, once its kernel has continued it.
+            let until = image.futex_wait_until.filter(|_| can_measure_sleeps(injection.pid()));
+            let (registers, wait_until) = continue_wait(until, registers, &mut injection, &memory, scratch)?;
             if last && at + 1 == count {
                 injection.set_site(vdso);
                 self.release_reserve(&mut injection, reserve)?;
@@ -205,6 +211,7 @@ impl Process {
             let stopped = injection.finish_with(&registers, image.sigmask)?;
             let thread = self.thread(image.tid)?;
             thread.clear_deputy_state();
+            thread.set_futex_wait(wait_until, &registers, &memory);
             thread.stopped = Some(stopped);
         }
         Ok(())

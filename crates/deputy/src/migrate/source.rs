@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::process::space::HomeSpace;
 use crate::waker::Waker;
 use std::collections::HashSet;
+use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::apply;
 use tern_image::content::{ContentReader, OpenContent, Progress};
@@ -45,6 +46,10 @@ pub(crate) struct OutgoingSource<'a> {
     pub(crate) live_objects: HashSet<ObjectId>,
     /// It must be stopped before sending can continue.
     pub(crate) must_stop: bool,
+    /// See [`Outgoing::measured_at`](crate::process::state::Outgoing::measured_at).
+    pub(crate) measured_at: Option<Instant>,
+    /// The waits of its threads must be measured before it is stopped.
+    pub(crate) must_measure: bool,
 }
 
 impl MigrationSource for OutgoingSource<'_> {
@@ -114,8 +119,12 @@ impl MigrationSource for OutgoingSource<'_> {
             return Ok(false);
         }
         // A process in the middle of a transfer that the shim has cut short was never resumed.
-        self.must_stop = !self.process.is_stopped();
-        Ok(!self.must_stop)
+        if self.process.is_stopped() {
+            return Ok(true);
+        }
+        self.must_measure = self.measured_at.is_none();
+        self.must_stop = self.measured_at.is_some_and(|at| at <= Instant::now());
+        Ok(false)
     }
 
     fn take_objects(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<SharedObject>>> {
@@ -195,6 +204,11 @@ impl Process {
         let numbers: Vec<(HomePid, i32)> = numbers.collect();
         let area = self.batch_area(reserve);
         let mut threads = tern_image::thread::capture(&mut injections[..home], &numbers, memory, area)?;
+        for (injection, image) in injections.iter_mut().zip(&mut threads) {
+            let thread = self.threads.get(&image.tid);
+            let until = thread.and_then(|thread| thread.futex_wait_end(&image.registers, memory));
+            image.record_futex_wait(injection, memory, reserve.scratch(), until)?;
+        }
         threads
             .extend(self.live_threads().filter_map(|thread| Some(thread.draining.as_ref()?.image.clone())));
         // The first thread comes first, unless it has exited.

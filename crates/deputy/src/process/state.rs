@@ -86,6 +86,9 @@ pub(crate) struct Outgoing {
     pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
     /// It is ready to be frozen.
     pub(crate) ready: bool,
+    /// From when it can be frozen, since the waits of its threads are measured then
+    /// (`migrate::home_wait`). None until the measurement begins.
+    pub(crate) measured_at: Option<Instant>,
     /// The shared memory whose content is sent with it.
     pub(crate) carried_objects: HashSet<ObjectId>,
     /// The memory that it shares, as described when it was stopped.

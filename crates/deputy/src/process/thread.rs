@@ -37,6 +37,9 @@ pub(crate) struct Thread {
     pub(crate) partial: Option<Partial>,
     /// The sleep in which it was found before it was stopped at home. For `migrate::home_wait` only.
     pub(crate) sleep: Option<Sleep>,
+    /// The stack pointer and the arguments of the wait on a futex in which it was when it last stopped at
+    /// home. For `migrate::home_wait` only.
+    pub(crate) continued_wait: Option<(u64, [u64; 6])>,
     /// When it was last stopped at home. For `migrate::home_wait` only.
     pub(crate) stopped_at: Option<Instant>,
     /// A call that waits for an internal call to finish.
@@ -94,6 +97,7 @@ impl Thread {
             held: HeldSignals::default(),
             partial: None,
             sleep: None,
+            continued_wait: None,
             stopped_at: None,
             queued_call: None,
             pending_mask: None,

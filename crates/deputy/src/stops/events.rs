@@ -79,9 +79,10 @@ impl Shim {
             (Stop::Group(_), _) if wanted => {
                 if !away && !drains {
                     // A call that fails with EINTR does so natively too.
-                    let mut registers = stopped.registers()?;
+                    let before = stopped.registers()?;
+                    let mut registers = before;
                     process.thread(tid)?.confirm_sleep(&mut registers);
-                    if registers.restart_from_start() {
+                    if registers.restart_from_start() || registers != before {
                         stopped.set_registers(&registers)?;
                     }
                 }
@@ -188,6 +189,9 @@ fn repair_thread(process: &mut Process, tid: HomePid, stopped: &Stopped, stays_s
     crate::signals::verdict::repair_interrupted_call(&mut registers);
     if stays_stopped && let Some(cut) = remainder(&mut registers, thread.partial) {
         thread.partial = Some(cut);
+    }
+    if !stays_stopped {
+        thread.continue_sleep();
     }
     if registers != before { stopped.set_registers(&registers) } else { Ok(()) }
 }

@@ -13,7 +13,7 @@
 //! ```
 //! A failure before `Go` ends the process here; the source has not changed.
 
-use crate::arrive::threads::{CloneTarget, Threads};
+use crate::arrive::threads::{CloneTarget, RestoredThread, Threads};
 use crate::error::GuestResult;
 use crate::process::space::{GuestSpace, MappedFiles, apply};
 use crate::sandbox::Sandbox;
@@ -52,7 +52,7 @@ pub(crate) struct Arriving {
     /// Its threads except the first, until the image arrives.
     threads: Threads,
     /// All its threads, in the image's order, once the image has arrived.
-    stopped_threads: Vec<Stopped>,
+    stopped_threads: Vec<RestoredThread>,
     /// Since when it has been stopped.
     frozen_since: Instant,
 }
@@ -366,7 +366,7 @@ impl Arriving {
         self.stopped_threads = std::mem::take(&mut self.threads).restore(target, others)?;
         match first {
             Some(first) => {
-                self.stopped_threads.insert(0, injection.finish_with(&first.registers, first.sigmask)?);
+                self.stopped_threads.insert(0, target.finish_thread(injection, first)?);
             }
             None => target.end_first(injection)?,
         }
@@ -431,7 +431,7 @@ impl Arriving {
 #[derive(Debug)]
 pub(crate) struct ReadyGuest {
     /// Its threads, in the image's order.
-    pub(crate) threads: Vec<Stopped>,
+    pub(crate) threads: Vec<RestoredThread>,
     /// Its image.
     pub(crate) image: Box<ProcessImage>,
     /// The state of its calls and signals.

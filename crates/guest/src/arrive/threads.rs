@@ -9,7 +9,8 @@ use crate::error::{GuestError, GuestResult};
 use crate::sandbox::Sandbox;
 use crate::sandbox::clone::{CloneOutcome, Cloner, THREAD_FLAGS, await_clone_return};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tern_image::futex_wait::continue_wait;
 use tern_image::process::MAX_THREADS;
 use tern_image::{Reserve, ThreadImage, Unmovable};
 use tern_tracee::allowance::Allowance;
@@ -33,6 +34,9 @@ pub(crate) struct CloneTarget<'a> {
     /// Where tids are chosen.
     pub(crate) sandbox: &'a Sandbox,
 }
+
+/// A thread that is stopped where it is to resume, and when its wait on a futex ends.
+pub(crate) type RestoredThread = (Stopped, Option<Instant>);
 
 /// The threads of a process except the first, until their state is restored.
 #[derive(Debug, Default)]
@@ -101,11 +105,15 @@ impl Threads {
     }
 
     /// Restores the state of the threads, all of which exist. Each is then stopped where it is to
-    /// resume. They are returned in the order of the images.
+    /// resume. They are returned in the order of the images, with the ends of their waits on futexes.
     ///
     /// # Errors
     /// If one does not exist, or is gone.
-    pub(crate) fn restore(mut self, target: CloneTarget<'_>, images: &[ThreadImage]) -> Result<Vec<Stopped>> {
+    pub(crate) fn restore(
+        mut self,
+        target: CloneTarget<'_>,
+        images: &[ThreadImage],
+    ) -> Result<Vec<RestoredThread>> {
         let gone = || Error::Gone { pid: target.memory.pid() };
         let mut threads = Vec::with_capacity(images.len());
         for image in images {
@@ -119,11 +127,19 @@ impl Threads {
             target.reserve.large_batch_area(),
         )?;
         let restored = threads.into_iter().zip(images);
-        restored.map(|(thread, image)| thread.finish_with(&image.registers, image.sigmask)).collect()
+        restored.map(|(thread, image)| target.finish_thread(thread, image)).collect()
     }
 }
 
 impl CloneTarget<'_> {
+    /// Ends the restore of a thread.
+    pub(crate) fn finish_thread(self, mut thread: Injection, image: &ThreadImage) -> Result<RestoredThread> {
+        let scratch = self.reserve.scratch();
+        let (registers, wait_until) =
+            continue_wait(image.futex_wait_until, image.registers, &mut thread, self.memory, scratch)?;
+        Ok((thread.finish_with(&registers, image.sigmask)?, wait_until))
+    }
+
     /// Ends a thread that has not run yet.
     fn end_thread(self, mut thread: Injection) -> Result<()> {
         let pid = thread.pid();

@@ -61,10 +61,10 @@ impl Thread {
         } else if forks || route == Route::Both(SplitCall::Thread) {
             process.unpatch();
         }
-        if !matches!(route, Route::Here | Route::Refuse(_)) && self.must_take_signal_first() {
+        if !matches!(route, Route::Here | Route::Timed | Route::Refuse(_)) && self.must_take_signal_first() {
             return Ok(self.reply(trap.id, self.unbegun_restart_code())?);
         }
-        if !matches!(route, Route::Here | Route::Refuse(_))
+        if !matches!(route, Route::Here | Route::Timed | Route::Refuse(_))
             && self.handle_connection_call(&mut trap, process, home)?
         {
             return Ok(());
@@ -73,7 +73,7 @@ impl Thread {
             self.sync.restart_code = None;
         }
         match route {
-            Route::Here => Ok(self.let_through(trap.id)?),
+            Route::Here | Route::Timed => Ok(self.let_through(trap.id)?),
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
             Route::Homeward(reason) => {
                 self.request_home(trap, reason, process, home);

@@ -32,8 +32,12 @@ fn call_returned_to(frame: u64, process: &Process) -> Option<u64> {
     let register = |at: u64| process.memory.word(frame + REGISTERS_IN_FRAME + 8 * at).unwrap_or(0);
     let mut instruction = [0; 2];
     let is_read = process.memory.read(register(rip), &mut instruction).is_ok();
-    let is_forwarded =
-        || !matches!(route(register(rax) as u32, &arguments.map(register)), Route::Here | Route::Refuse(_));
+    let is_forwarded = || {
+        matches!(
+            route(register(rax) as u32, &arguments.map(register)),
+            Route::Home | Route::Both(_) | Route::Homeward(_)
+        )
+    };
     (is_read && instruction == [0x0f, 0x05] && is_forwarded()).then(|| register(rsp))
 }
 
@@ -230,7 +234,10 @@ impl Guest {
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
         process.end_native_call();
         thread.native_call = None;
-        if waits {
+        thread.note_call(trap.nr);
+        if !(is_quiescing && thread.can_stop(process)) && thread.let_futex_wait(&trap, process)? {
+            // It concerns no file, and needs nothing of home.
+        } else if waits {
             process.queued_traps.push(trap);
         } else if has_too_many {
             thread.request_home(trap, reason::THREADS, process, home);

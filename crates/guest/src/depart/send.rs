@@ -162,6 +162,14 @@ impl MigrationSource for GuestSource<'_> {
         }
         let area = process.reserve.large_batch_area();
         let mut captured = tern_image::thread::capture(&mut injections, &numbers, &process.memory, area);
+        if let Ok(threads) = &mut captured {
+            let scratch = process.reserve.scratch();
+            let waits = order.iter().zip(&mut injections).zip(threads);
+            let recorded = waits.into_iter().try_for_each(|((thread, injection), image)| {
+                image.record_futex_wait(injection, &process.memory, scratch, thread.futex_wait_end)
+            });
+            captured = recorded.and(captured);
+        }
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
             let mut space = GuestSpace::for_single_calls(injection, &order[0].listener, self.cache);
             captured = image

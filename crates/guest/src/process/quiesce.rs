@@ -177,6 +177,7 @@ impl Thread {
                     None => return Ok(None),
                 },
             };
+            self.settle_futex_wait(&stopped)?;
             match stopped.stop {
                 Stop::Interrupt => return self.settle_interrupted(stopped, process).map(Some),
                 Stop::Signal(signal) => {
@@ -208,8 +209,8 @@ impl Thread {
         } else {
             self.fix_unreceived_restart(&stopped)?;
         }
-        // A call that only this kernel could continue (restart_syscall), such as a futex wait with
-        // a timeout, is restarted from the beginning.
+        // A call that only this kernel could continue (restart_syscall) is restarted from the beginning,
+        // unless it is a wait on a futex whose end is known.
         let mut registers = stopped.registers()?;
         if registers.restart_from_start() {
             stopped.set_registers(&registers)?;

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
 use tern_image::content::ContentCache;
+use tern_image::futex_wait::is_interrupted;
 use tern_image::{Backing, Layout, Region, Reserve, ThreadImage};
 use tern_migrate::message::{CallResult, ThreadSync};
 use tern_syscall::Outcome;
@@ -22,7 +23,7 @@ use tern_tracee::inject::{Injection, own_site};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop, WaitEvent};
-use tern_tracee::{Memory, PAGE, procfs, siginfo};
+use tern_tracee::{Memory, PAGE, Registers, procfs, siginfo};
 
 /// The address of the guest's program.
 const CODE: u64 = 0x1000_0000;
@@ -36,6 +37,9 @@ const EXIT: (u64, &[u8]) = (32, &[0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05]);
 const SIGRETURN: (u64, &[u8]) = (64, &[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
 /// clone(rdi, ...), then loops for ever.
 const CLONE: (u64, &[u8]) = (48, &[0xb8, 56, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfe]);
+
+/// futex(rdi, ...), then calls getppid for ever.
+const FUTEX: (u64, &[u8]) = (80, &[0xb8, 202, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xb7]);
 
 const FIRST: HomePid = HomePid(9000);
 
@@ -81,7 +85,7 @@ impl TestGuest {
         let all = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
         let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         injection.must("map", libc::SYS_mmap, [CODE, PAGE, all, private, u64::MAX, 0]).unwrap();
-        for (at, code) in [SPIN, GETPPID, EXIT, SIGRETURN, CLONE] {
+        for (at, code) in [SPIN, GETPPID, EXIT, SIGRETURN, CLONE, FUTEX] {
             memory.write(CODE + at, code).unwrap();
         }
         let xstate = injection.stopped().unwrap().xstate().unwrap();
@@ -100,6 +104,7 @@ impl TestGuest {
                 rseq: (0, 0, 0),
                 robust_list: (0, 24),
                 clear_child_tid: 0,
+                futex_wait_until: None,
             }
         };
         let images: Vec<ThreadImage> = programs.iter().enumerate().map(image).collect();
@@ -113,6 +118,7 @@ impl TestGuest {
         let first = injection.finish_with(&images[0].registers, images[0].sigmask).unwrap();
         guest.process.listener = Some(listener);
         guest.process.stop_reasons.set_quiescing(true);
+        let others = others.into_iter().map(|(stopped, _)| stopped);
         for (image, stopped) in images.into_iter().zip(std::iter::once(first).chain(others)) {
             let names = (image.tid, image.own_tid, stopped.pid());
             let mut thread =
@@ -130,6 +136,43 @@ impl TestGuest {
     /// The next trap of any of its threads.
     fn trap(&self) -> Notification {
         poll_until(|| self.guest.process.listener.as_ref().unwrap().receive().unwrap())
+    }
+
+    /// Handles the next trap, of this call, as the main loop does.
+    fn take_call(&mut self, nr: i64) {
+        let trap = self.trap();
+        assert_eq!(i64::from(trap.nr), nr);
+        assert!(self.guest.handle_trap(FIRST, trap, &mut Outbox::default()).unwrap());
+    }
+
+    /// A guest that makes this call of futex, with this time in seconds, on a word that is 0.
+    fn with_futex(operation: i32, seconds: u64) -> Self {
+        let mut test = Self::begin(&[FUTEX]).unwrap();
+        let (word, limit) = (CODE + PAGE - 128, CODE + PAGE - 96);
+        test.guest.process.memory.write(limit, &seconds.to_le_bytes()).unwrap();
+        let stopped = test.thread(0).stopped.take().unwrap();
+        let registers = stopped.registers().unwrap();
+        let (rsi, r9) = (operation as u64, u64::from(u32::MAX));
+        let registers = Registers { rdi: word, rsi, rdx: 0, r10: limit, r9, ..registers };
+        stopped.set_registers(&registers).unwrap();
+        test.thread(0).stopped = Some(stopped);
+        test.guest.resume().unwrap();
+        test
+    }
+
+    /// Waits until the first thread waits in this call.
+    fn await_wait(&mut self, nr: i64) {
+        let tid = self.thread(0).host_tid;
+        poll_until(|| procfs::syscall_stack_pointer(tid).ok());
+        let number = || std::fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
+        poll_until(|| number().starts_with(&format!("{nr} ")).then_some(()));
+        poll_until(|| (procfs::status(tid).unwrap().state == b'S').then_some(()));
+    }
+
+    /// Quiesces the guest. Returns the registers of the first thread.
+    fn quiesced_registers(&mut self) -> Registers {
+        poll_until(|| self.guest.quiesce().unwrap().then_some(()));
+        self.thread(0).stopped.as_ref().unwrap().registers().unwrap()
     }
 
     /// Handles the next trap, as the main loop does.
@@ -223,6 +266,65 @@ fn all_threads_stop_and_resume() {
     test.guest.resume().unwrap();
     test.take_trap();
     assert_eq!((test.thread(0).sync.call, test.thread(0).sync.call_pending), (1, false));
+}
+
+/// A relative wait on a futex is trapped, so that its end is known, and is continued by this kernel.
+#[test]
+fn futex_wait_keeps_its_end_over_stops() {
+    let mut test = TestGuest::with_futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, 1000);
+    let begun = Instant::now();
+    test.take_call(libc::SYS_futex);
+    let end = test.thread(0).futex_wait_end.expect("an end");
+    assert!(end >= begun + Duration::from_secs(1000) && end <= Instant::now() + Duration::from_secs(1000));
+    test.await_wait(libc::SYS_futex);
+    for round in 0..20 {
+        let registers = test.quiesced_registers();
+        assert!(is_interrupted(&registers), "round {round}");
+        assert_eq!(test.thread(0).futex_wait_end, Some(end));
+        test.guest.resume().unwrap();
+        match round % 3 {
+            // It is quiesced before its trap is received, or in its trap, or while it waits.
+            0 => continue,
+            1 => {
+                let trap = test.trap();
+                test.guest.process.stop_reasons.set_quiescing(true);
+                assert!(test.guest.handle_trap(FIRST, trap, &mut Outbox::default()).unwrap());
+            }
+            _ => {
+                test.take_call(libc::SYS_restart_syscall);
+                test.await_wait(libc::SYS_restart_syscall);
+            }
+        }
+    }
+    assert_eq!(test.thread(0).sync.call, 0, "nothing was sent home");
+}
+
+#[test]
+fn wait_is_forgotten_when_its_thread_makes_another_call() {
+    let mut test = TestGuest::with_futex(libc::FUTEX_WAIT, 1000);
+    // The wait ends at once.
+    test.guest.process.memory.write(CODE + PAGE - 128, &[1]).unwrap();
+    test.take_call(libc::SYS_futex);
+    assert!(test.thread(0).futex_wait_end.is_some());
+    test.take_call(libc::SYS_getppid);
+    assert!(test.thread(0).futex_wait_end.is_none() && test.thread(0).pending.is_some());
+}
+
+/// A stop that is no reason to quiesce must not make a wait go home as restart_syscall.
+#[test]
+fn absolute_futex_wait_is_made_again_after_any_stop() {
+    let mut test = TestGuest::with_futex(libc::FUTEX_WAIT_BITSET, 1 << 33);
+    test.await_wait(libc::SYS_futex);
+    let tid = test.thread(0).host_tid;
+    for _ in 0..20 {
+        stop::interrupt(tid).unwrap();
+        let stopped = stop::wait_stop(tid).unwrap();
+        test.thread(0).settle_futex_wait(&stopped).unwrap();
+        assert_eq!(stopped.registers().unwrap().restart_code(), Some(restart::NOHAND));
+        stopped.resume(0).unwrap();
+        test.await_wait(libc::SYS_futex);
+    }
+    assert!(test.guest.process.listener.as_ref().unwrap().receive().unwrap().is_none(), "no trap");
 }
 
 /// Home rejects a call that crosses a signal on its way. A handler's return that was rejected must

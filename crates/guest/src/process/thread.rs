@@ -77,6 +77,9 @@ pub(crate) struct Thread {
     /// ([`Fastpath::unpublished`](crate::fastpath::Fastpath::unpublished)) when the thread was last known
     /// to be outside its code. Only `process::publication` changes it.
     pub(crate) outside_since: u64,
+    /// When the last wait on a futex ends that had a relative time limit, if the thread has made no other
+    /// trapped call since. For `time::futex_wait` only.
+    pub(crate) futex_wait_end: Option<Instant>,
     /// Its CPU time.
     pub(crate) cpu_meter: CpuMeter,
 }
@@ -158,6 +161,7 @@ impl Thread {
             native_call: None,
             native_wait: None,
             outside_since: 0,
+            futex_wait_end: None,
         })
     }
 

@@ -16,7 +16,7 @@ use tern_ids::{ContentHash, HomePid};
 use tern_image::content::OpenedFile;
 use tern_migrate::message::{Message, Offer, ReceivedMessage, send};
 use tern_migrate::{Phase, fault, wall};
-use tern_tracee::{Memory, Stopped, stop};
+use tern_tracee::{Memory, stop};
 use tern_wire::Link;
 
 impl Shim {
@@ -273,15 +273,18 @@ impl Guest {
         process.mapped_files = arrived.mapped_files;
         process.foreign_vdso = arrived.foreign_vdso;
         // The first thread may have ended.
-        let first = arrived.threads.first().map_or(process.host_pid, Stopped::pid);
+        let first = arrived.threads.first().map_or(process.host_pid, |(first, _)| first.pid());
         process.memory = Memory::open(first)?;
         process.usage.begin_epoch(process.host_pid, arrived.sync.used)?;
         process.stop_reasons.set_quiescing(true);
-        for ((image, stopped), sync) in images.into_iter().zip(arrived.threads).zip(arrived.sync.threads) {
+        for ((image, (stopped, wait_until)), sync) in
+            images.into_iter().zip(arrived.threads).zip(arrived.sync.threads)
+        {
             let names = (image.tid, image.own_tid, stopped.pid());
             let mut thread = Thread::new(process, names, sync, image.sigmask)?;
             thread.raise_carried()?;
             thread.stopped = Some(stopped);
+            thread.futex_wait_end = wait_until;
             threads.insert(image.tid, thread);
         }
         Ok(arrived.sync.wall)

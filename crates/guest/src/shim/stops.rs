@@ -181,6 +181,7 @@ impl Shim {
 }
 
 fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
+    thread.settle_futex_wait(&stopped)?;
     thread.adopt_native_call(&stopped, process)?;
     if thread.native_call.is_some() {
         thread.settle_native_wait(&stopped)?;

@@ -5,6 +5,19 @@ use super::vocabulary::*;
 const OWN: &str = "The memory is the guest's own.";
 const FUTEX: &str =
     "The word and its waiters are the guest's; processes that share the word are on the same node.";
+/// A call of futex that does not wait, waits without a time limit, or until a given time. FUTEX_WAIT alone
+/// has a relative time limit.
+const NO_RELATIVE_WAIT: ArgTest = ArgTest::DiffersOrNull {
+    arg: 1,
+    mask: !libc::FUTEX_PRIVATE_FLAG as u32,
+    value: libc::FUTEX_WAIT as u32,
+    pointer: 3,
+};
+
+fn timed(_: &[u64; 6]) -> Route {
+    Route::Timed
+}
+
 const NUMA: &str = "Home's memory nodes do not exist on the guest's node.";
 const NO_KEYS: &str =
     "Answered as on a CPU without protection keys, so that no guest comes to depend on them.";
@@ -76,7 +89,8 @@ rows! {
     151 mlockall (homeward(reason::LOCKED_MEMORY)) [V] {}
         "The memory of a program that locks all of it must stay at home.";
     152 munlockall HERE [] {} OWN;
-    202 futex HERE [V, V, V, V, V, V] {waits(Interrupted::RestartBlock, Timeout::Timespec(3))} FUTEX;
+    202 futex (Rule::HereIf(NO_RELATIVE_WAIT, timed, "Here; trapped if it waits for a relative time"))
+        [V, V, V, V, V, V] {waits(Interrupted::RestartBlock, Timeout::Timespec(3))} FUTEX;
     216 remap_file_pages (homeward(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
         "It rearranges shared mappings, which do not exist away.";
     237 mbind (homeward(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;

@@ -127,8 +127,7 @@ fn only_partial_transfers_are_cut() {
 fn timeouts_and_masks_match_the_shapes() {
     for row in rows() {
         for shapes in all_shapes(row) {
-            let native =
-                matches!(row.rule, Rule::Always(Route::Here | Route::Homeward(_) | Route::Refuse(_)));
+            let native = row.rule.is_native();
             let at = |arg: u8| shapes.get(usize::from(arg));
             let right = match row.wait.map_or(Timeout::None, |wait| wait.timeout) {
                 Timeout::None => true,

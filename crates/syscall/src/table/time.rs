@@ -60,7 +60,8 @@ rows! {
     164 settimeofday HOME [input(PAIR), input(8)] {} SET;
     201 time HERE [V] {} CLOCK;
     219 restart_syscall HOME [] {waits(RestartBlock, Timeout::None)}
-        "It continues an interrupted sleep or poll, whose remaining time the kernel at home has kept.";
+        "It continues an interrupted sleep or poll, whose remaining time the kernel at home has kept. A wait on \
+         a futex is continued on the guest's node.";
     222 timer_create (Rule::By(timer_create,
             "Home; Both (CpuTimer) for CPU clocks of its own; Homeward for those of other processes"))
         [V, input(size::<libc::sigevent>()), output(4)] {} TIMER;

@@ -20,11 +20,39 @@ pub struct Sleep {
     pub nr: u32,
     /// When it began, or later: never earlier.
     pub began: Instant,
+    /// The kernel has continued the call by restart_syscall.
+    pub is_continued: bool,
     /// How often the thread has gone to sleep.
     count: u64,
 }
 
 impl Sleep {
+    /// The next sleep of a stopped thread. When it is resumed it continues, by restart_syscall, a call
+    /// that began then. `None` if the kernel does not show how often the thread has slept.
+    #[must_use]
+    pub fn of_resumed(tid: i32, nr: u32, began: Instant) -> Option<Self> {
+        let count = Schedule::of(&tid.to_string())?.sleeps + 1;
+        Some(Self { nr, began, is_continued: true, count })
+    }
+
+    /// Whether both are the same sleep of one thread.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.nr, self.is_continued, self.count) == (other.nr, other.is_continued, other.count)
+    }
+
+    /// Whether the thread of this process, which may run, sleeps without a break, or is about to.
+    #[must_use]
+    pub fn lasts(&self, pid: i32, tid: i32) -> bool {
+        Schedule::of(&format!("{pid}/task/{tid}")).is_some_and(|now| now.sleeps <= self.count)
+    }
+
+    /// Whether the thread, which has stopped since, has stopped before it slept.
+    #[must_use]
+    pub fn was_to_come(&self, tid: i32) -> bool {
+        Schedule::of(&tid.to_string()).is_some_and(|now| now.sleeps == self.count)
+    }
+
     /// Whether the thread, which has stopped since, slept without a break until it stopped. Its
     /// registers must have been read: the kernel may report a stop before it counts it as a sleep.
     #[must_use]
@@ -45,23 +73,20 @@ pub struct SleepMeter {
 impl SleepMeter {
     /// The sleep of a thread that is not stopped, if it sleeps in a call with a number and arguments
     /// that are wanted, or in one that the kernel has continued by restart_syscall. `None` also if the
-    /// kernel does not show it, or if this thread may not run on the other thread's CPU.
+    /// kernel does not show it. The sleep begins now if the clock of its CPU cannot be read.
     pub fn sleep_of(&mut self, tid: i32, is_wanted: impl Fn(u32, &[u64; 6]) -> bool) -> Option<Sleep> {
         let (nr, args) = blocked_in(tid)?;
-        let nr = if i64::from(nr) == libc::SYS_restart_syscall {
-            restarted_call(tid)?
-        } else {
-            Some(nr).filter(|nr| is_wanted(*nr, &args))?
-        };
+        let is_continued = i64::from(nr) == libc::SYS_restart_syscall;
+        let nr =
+            if is_continued { restarted_call(tid)? } else { Some(nr).filter(|nr| is_wanted(*nr, &args))? };
         let Schedule { ran_at, sleeps } = Schedule::of(&tid.to_string())?;
         let cpu = super::stat(tid).ok()?.field(39) as usize;
-        let (clock, read_at) = (*self.clocks.entry(cpu).or_insert_with(|| cpu_clock(cpu)))?;
-        let began = if ran_at > clock {
-            read_at.checked_add(Duration::from_nanos(ran_at - clock))
-        } else {
-            read_at.checked_sub(Duration::from_nanos(clock - ran_at))
-        };
-        Some(Sleep { nr, began: began?, count: sleeps })
+        let clock = *self.clocks.entry(cpu).or_insert_with(|| cpu_clock(cpu));
+        let began = clock.and_then(|(clock, read_at)| match ran_at.checked_sub(clock) {
+            Some(later) => read_at.checked_add(Duration::from_nanos(later)),
+            None => read_at.checked_sub(Duration::from_nanos(clock - ran_at)),
+        });
+        Some(Sleep { nr, began: began.unwrap_or_else(Instant::now), is_continued, count: sleeps })
     }
 }
 

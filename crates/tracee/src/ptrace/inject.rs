@@ -195,6 +195,52 @@ impl Injection {
         }
     }
 
+    /// Performs a call that is interrupted if it waits, before it waits. The result is then a restart
+    /// code, and the kernel has recorded what it needs to continue the call. The process is stopped where
+    /// the kernel checks for signals.
+    ///
+    /// # Errors
+    /// If the process is gone or in an unexpected state.
+    pub fn call_interrupted(&mut self, nr: i64, args: [u64; 6]) -> Result<i64> {
+        self.begin_call(nr, args)?;
+        let ended = self.interrupt_call();
+        self.note_gone(ended)
+    }
+
+    fn interrupt_call(&mut self) -> Result<i64> {
+        let wait = WaitGuard::begin(self.pid);
+        loop {
+            let Some((_, change)) = stop::wait(self.pid, true)? else { continue };
+            let WaitEvent::Stopped(stopped) = change else {
+                return Err(if wait.was_killed() {
+                    self.never_made_call()
+                } else {
+                    Error::Gone { pid: self.pid }
+                });
+            };
+            match stopped.stop {
+                Stop::Interrupt | Stop::Group(_) if self.entered => {
+                    let result = stopped.registers()?.rax.cast_signed();
+                    self.set_stopped(stopped);
+                    return Ok(result);
+                }
+                Stop::Syscall if !self.entered && stopped.registers()?.rip == self.site.0 + 2 => {
+                    self.entered = true;
+                    stop::interrupt(self.pid)?;
+                    stopped.resume(0)?;
+                }
+                stop @ Stop::Signal(libc::SIGSTOP) if self.entered => {
+                    self.note_stop(stop);
+                    // The kernel may have cleared the interrupt request at this stop.
+                    stop::interrupt(self.pid)?;
+                    stopped.resume(0)?;
+                }
+                _ if !self.entered => drop(self.stopped_at(WaitEvent::Stopped(stopped))?),
+                _ => return Err(self.never_made_call()),
+            }
+        }
+    }
+
     fn never_made_call(&self) -> Error {
         Error::Inconsistent { what: "it did not make the injected call".into(), pid: self.pid }
     }

@@ -71,10 +71,14 @@ impl Registers {
 
     /// If the interrupted call could only be continued by the same kernel (restart_syscall),
     /// changes the registers to restart it from the beginning, and returns true. Sleeps are left
-    /// unchanged: their continuation is requested from home, where they began.
+    /// unchanged: their continuation is requested from home, where they began. Waits on a futex with a
+    /// relative time limit (FUTEX_WAIT) are left unchanged too: this kernel continues them.
     pub fn restart_from_start(&mut self) -> bool {
         let sleeps = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep].map(i64::cast_unsigned);
-        if self.restart_code() != Some(restart::BLOCK) || sleeps.contains(&self.orig_rax) {
+        let operation = self.rsi as i32 & !libc::FUTEX_PRIVATE_FLAG;
+        let is_futex_wait = self.orig_rax == libc::SYS_futex.cast_unsigned() && operation == libc::FUTEX_WAIT;
+        let is_left = is_futex_wait || sleeps.contains(&self.orig_rax);
+        if self.restart_code() != Some(restart::BLOCK) || is_left {
             return false;
         }
         self.rax = restart::NOHAND.cast_unsigned();
