@@ -249,7 +249,8 @@ impl Process {
         self.is_away() && (epoch == self.epoch || earlier && epoch < self.epoch)
     }
 
-    /// Whether it is ready to be frozen and waits for processes that share its memory.
+    /// Whether it is ready to be frozen and waits for processes that share its memory, or until the waits of
+    /// its threads are measured.
     pub(crate) fn waits_for_group(&self) -> bool {
         matches!(&self.state, State::Outgoing(outgoing) if outgoing.ready && !outgoing.arrived && outgoing.image.is_none())
     }

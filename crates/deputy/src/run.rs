@@ -198,7 +198,7 @@ impl Shim {
                     self.record_sleeps(sleeps);
                     self.destination_prepared(pid, migration, prepared);
                 }
-                ShimEvent::Measured(pid, sleeps) => self.waits_measured(pid, sleeps),
+                ShimEvent::Measured(pid, migration, sleeps) => self.waits_measured(pid, migration, sleeps),
                 ShimEvent::ReconnectDone(peer, found) => self.reconnect_done(peer, found),
             }
         }

@@ -46,8 +46,8 @@ pub(crate) enum ShimEvent {
     /// A destination has been prepared for a move of this process, or has refused it. Its threads, and
     /// those of its group, sleep as measured.
     Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>, Vec<(HomePid, Sleep)>),
-    /// The threads of a process that is to be frozen sleep as measured.
-    Measured(HomePid, Vec<(HomePid, Sleep)>),
+    /// The threads of a process that is to be frozen in this move sleep as measured.
+    Measured(HomePid, Option<MigrationId>, Vec<(HomePid, Sleep)>),
     /// The result of an attempt to reconnect to a peer.
     ReconnectDone(PeerId, ReconnectResult),
 }
@@ -288,7 +288,7 @@ impl Shim {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
         for thread in process.threads.values_mut().filter(|thread| thread.draining.is_none()) {
-            process.detached_waits.extend(thread.detached_wait(&process.memory));
+            process.detached_waits.extend(thread.detached_wait());
             let Some(stopped) = thread.stopped.take() else { continue };
             if let Err(error) = stopped.detach(if thread.tid == tid { signal } else { 0 }) {
                 tracing::debug!(%error, "it was gone already");

@@ -153,6 +153,7 @@ impl Process {
         let pid = self.pid;
         (self.reserve, self.in_parent_memory) = (None, false);
         self.threads = [(pid, Thread::new_resident(pid)?)].into();
+        self.detached_waits.clear();
         self.usage.forget_threads();
         self.timers.handle_exec();
         self.exec_count += 1;

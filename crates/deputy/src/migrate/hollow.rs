@@ -133,7 +133,7 @@ impl Process {
         let mut stopped = Vec::new();
         for thread in self.threads.values_mut() {
             thread.stop_wanted = false;
-            thread.continue_sleep();
+            thread.continue_sleep_if_stopped();
             stopped.extend(thread.stopped.take().map(|stopped| (stopped, thread.draining.is_some())));
         }
         for (stopped, is_draining) in stopped {

@@ -24,7 +24,7 @@ use crate::shim::{Shim, ShimEvent};
 use crate::time::socket_limit::may_have_socket_timeout;
 use crate::waker::Waker;
 use std::time::{Duration, Instant};
-use tern_ids::HomePid;
+use tern_ids::{HomePid, MigrationId};
 use tern_image::futex_wait::{is_interrupted, is_timed_wait, restarted, time_limit, undo_rewind};
 use tern_image::thread::{capture, clear_kernel_pointers};
 use tern_image::{Reserve, ThreadImage};
@@ -84,15 +84,27 @@ impl Shim {
     /// Has a helper thread measure since when the threads of a process that is to be frozen wait: these
     /// waits may have begun while it was sent. Without a result it is frozen after a while.
     pub(super) fn measure_waits(&mut self, pid: HomePid) {
-        let started = self.start_helper(move || ShimEvent::Measured(pid, measure_sleeps(&[pid])));
-        let timeout = if started { MEASUREMENT_TIMEOUT } else { Duration::ZERO };
+        let migration = self.migration_of(pid);
+        let measure = move || ShimEvent::Measured(pid, migration, measure_sleeps(&[pid]));
+        let timeout = if self.start_helper(measure) { MEASUREMENT_TIMEOUT } else { Duration::ZERO };
         self.set_measured_at(pid, Instant::now() + timeout);
     }
 
-    /// Handles the result of that.
-    pub(crate) fn waits_measured(&mut self, pid: HomePid, sleeps: Vec<(HomePid, Sleep)>) {
-        self.record_sleeps(sleeps);
-        self.set_measured_at(pid, Instant::now());
+    /// Handles the result of that. One that comes after the end of that move is out of date.
+    pub(crate) fn waits_measured(
+        &mut self,
+        pid: HomePid,
+        migration: Option<MigrationId>,
+        sleeps: Vec<(HomePid, Sleep)>,
+    ) {
+        if self.migration_of(pid) == migration {
+            self.record_sleeps(sleeps);
+            self.set_measured_at(pid, Instant::now());
+        }
+    }
+
+    fn migration_of(&self, pid: HomePid) -> Option<MigrationId> {
+        self.processes.get(&pid)?.task.as_ref().map(|task| task.migration)
     }
 
     fn set_measured_at(&mut self, pid: HomePid, at: Instant) {
@@ -109,7 +121,7 @@ impl Shim {
             if let Some(thread) = thread.filter(|thread| thread.stopped.is_none()) {
                 // The sleep of a wait that the shim has seen before began with the wait.
                 if thread.sleep.is_none_or(|known| !known.is_same(&sleep)) {
-                    thread.sleep = Some(sleep);
+                    (thread.sleep, thread.futex_wait_end) = (Some(sleep), None);
                 }
             }
         }
@@ -121,7 +133,7 @@ impl Thread {
     /// since. If it was in a call that its kernel had continued by restart_syscall, the registers are
     /// changed to those of the call that the program made: another kernel cannot continue it, and a
     /// deputy's kernel would do so with memory that has left.
-    pub(crate) fn confirm_sleep(&mut self, registers: &mut Registers) {
+    fn confirm_sleep(&mut self, registers: &mut Registers, memory: &Memory) {
         let tid = self.tid.0;
         self.stopped_at = Some(Instant::now());
         let is_futex = |sleep: &Sleep| i64::from(sleep.nr) == libc::SYS_futex;
@@ -149,6 +161,12 @@ impl Thread {
             *registers = restarted(*registers);
         }
         self.note_wait(registers);
+        // The program may use the memory of the time limit for something else: it is read once only.
+        let first = self.sleep.filter(|_| self.futex_wait_end.is_none() && is_interrupted(registers));
+        if let Some(sleep) = first {
+            let limit = time_limit(registers.r10, memory);
+            self.futex_wait_end = limit.and_then(|limit| sleep.began.checked_add(limit));
+        }
     }
 
     fn note_wait(&mut self, registers: &Registers) {
@@ -160,40 +178,46 @@ impl Thread {
 impl Thread {
     /// When the wait on a futex ends in which the thread, with these registers, has stopped. `None` if it
     /// is in no such wait, or that is unknown.
-    pub(super) fn futex_wait_end(&self, registers: &Registers, memory: &Memory) -> Option<Instant> {
-        let sleep = self.sleep.filter(|_| is_interrupted(registers))?;
-        sleep.began.checked_add(time_limit(registers.r10, memory)?)
+    pub(super) fn end_of_futex_wait(&self, registers: &Registers) -> Option<Instant> {
+        self.sleep.filter(|_| is_interrupted(registers)).and(self.futex_wait_end)
     }
 
     /// The thread is home, stopped, and continues a wait on a futex that ends then.
-    pub(super) fn set_futex_wait(&mut self, until: Option<Instant>, registers: &Registers, memory: &Memory) {
-        let began = until.and_then(|until| until.checked_sub(time_limit(registers.r10, memory)?));
+    pub(super) fn set_futex_wait(&mut self, until: Option<Instant>, registers: &Registers) {
         let nr = libc::SYS_futex as u32;
-        self.sleep = began.and_then(|began| Sleep::of_resumed(self.tid.0, nr, began));
+        self.sleep = until.and_then(|_| Sleep::of_resumed(self.tid.0, nr, Instant::now()));
+        self.futex_wait_end = until;
         self.note_wait(registers);
     }
 
-    /// The thread is about to be resumed from a stop: its kernel continues its wait on a futex, if it is in
-    /// one. The sleep that begins then is recorded. The registers are those of a continued call from now on:
-    /// if the thread stops again before it runs, it is not taken for one that makes another wait.
-    pub(crate) fn continue_sleep(&mut self) {
+    /// The thread is about to be resumed from a stop with these registers: its kernel continues its wait on
+    /// a futex, if it is in one. The sleep that begins then is recorded. The registers become those of a
+    /// continued call: if the thread stops again before it runs, it is not taken for one that makes another
+    /// wait.
+    pub(crate) fn continue_sleep(&mut self, registers: &mut Registers) {
         let is_futex = |sleep: &Sleep| i64::from(sleep.nr) == libc::SYS_futex;
         let wait = self.sleep.take().filter(|sleep| self.continued_wait.is_some() && is_futex(sleep));
         self.sleep = wait.and_then(|wait| Sleep::of_resumed(self.tid.0, wait.nr, wait.began));
-        if let (Some(_), Some(stopped)) = (&self.sleep, &self.stopped)
-            && let Ok(registers) = stopped.registers()
-        {
-            let orig_rax = libc::SYS_restart_syscall.cast_unsigned();
-            let _gone = stopped.set_registers(&Registers { orig_rax, ..registers });
+        if self.sleep.is_some() {
+            registers.orig_rax = libc::SYS_restart_syscall.cast_unsigned();
         }
     }
 
-    /// The thread is about to be detached from a stop. Returns its wait on a futex, if it is in one.
-    pub(crate) fn detached_wait(&mut self, memory: &Memory) -> Option<DetachedWait> {
-        let registers = self.stopped.as_ref()?.registers().ok()?;
-        let until = self.futex_wait_end(&registers, memory)?;
-        self.continue_sleep();
-        Some(DetachedWait { tid: self.tid, sleep: self.sleep?, until })
+    /// As [`Self::continue_sleep`], if the thread is stopped, and sets its registers. The sleep of a thread
+    /// that is not stopped goes on.
+    pub(crate) fn continue_sleep_if_stopped(&mut self) {
+        let Some(before) = self.stopped.as_ref().and_then(|stopped| stopped.registers().ok()) else { return };
+        let mut registers = before;
+        self.continue_sleep(&mut registers);
+        if let Some(stopped) = self.stopped.as_ref().filter(|_| registers != before) {
+            let _gone = stopped.set_registers(&registers);
+        }
+    }
+
+    /// The thread is about to be detached. Returns its wait on a futex, if it is in one whose end is known.
+    pub(crate) fn detached_wait(&mut self) -> Option<DetachedWait> {
+        self.continue_sleep_if_stopped();
+        Some(DetachedWait { tid: self.tid, sleep: self.sleep?, until: self.futex_wait_end? })
     }
 }
 
@@ -213,11 +237,21 @@ impl DetachedWait {
 }
 
 impl Process {
+    /// [`Thread::confirm_sleep`] of one of its threads.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn confirm_sleep(&mut self, tid: HomePid, registers: &mut Registers) -> Result<()> {
+        let thread = self.threads.get_mut(&tid).ok_or(Error::Gone { pid: tid.0 })?;
+        thread.confirm_sleep(registers, &self.memory);
+        Ok(())
+    }
+
     /// The threads that were detached in waits on futexes are traced again.
     pub(super) fn recall_waits(&mut self) {
         for wait in std::mem::take(&mut self.detached_waits) {
             if let Some(thread) = self.threads.get_mut(&wait.tid) {
-                thread.sleep = Some(wait.sleep);
+                (thread.sleep, thread.futex_wait_end) = (Some(wait.sleep), Some(wait.until));
             }
         }
     }
@@ -313,6 +347,7 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stops::events::repair_thread;
     use std::process::{Child, Command};
     use tern_image::futex_wait::continue_wait;
     use tern_tracee::inject::through_vdso;
@@ -325,6 +360,8 @@ mod tests {
         thread: Thread,
         memory: Memory,
         until: Instant,
+        /// The address of its time limit.
+        limit: u64,
     }
 
     impl Waiting {
@@ -362,13 +399,18 @@ mod tests {
                 continue_wait(Some(ends), registers, &mut injection, &memory, word + 32).unwrap();
             assert!(is_interrupted(&registers));
             let mut thread = Thread::new_resident(tid).unwrap();
-            thread.set_futex_wait(until, &registers, &memory);
+            thread.set_futex_wait(until, &registers);
             thread.stopped = Some(injection.finish_with(&registers, 0).unwrap());
-            Self { child, thread, memory, until: until.unwrap() }
+            Self { child, thread, memory, until: until.unwrap(), limit: word + 16 }
         }
 
         fn tid(&self) -> i32 {
             self.thread.tid.0
+        }
+
+        fn continue_wait(&mut self) {
+            self.thread.continue_sleep_if_stopped();
+            self.resume();
         }
 
         fn resume(&mut self) {
@@ -384,9 +426,9 @@ mod tests {
         fn confirm(&mut self) -> (Registers, Option<Instant>) {
             let stopped: &Stopped = self.thread.stopped.as_ref().unwrap();
             let mut registers = stopped.registers().unwrap();
-            self.thread.confirm_sleep(&mut registers);
+            self.thread.confirm_sleep(&mut registers, &self.memory);
             self.thread.stopped.as_ref().unwrap().set_registers(&registers).unwrap();
-            (registers, self.thread.futex_wait_end(&registers, &self.memory))
+            (registers, self.thread.end_of_futex_wait(&registers))
         }
 
         /// The sleep of the thread, once it waits.
@@ -419,18 +461,16 @@ mod tests {
             let end = end.expect("the end is known");
             end.max(until) - end.min(until) < Duration::from_millis(1)
         };
-        waiting.thread.continue_sleep();
+        waiting.thread.continue_sleep_if_stopped();
         let known = waiting.thread.sleep.expect("the kernel shows sleeps");
         waiting.resume();
         let measured = waiting.measure();
         assert!(measured.is_continued && measured.is_same(&known));
-        assert!(measured.began > known.began + Duration::from_secs(400), "that of the continued call");
         for round in 0..50 {
             waiting.stop();
             let (registers, end) = waiting.confirm();
             assert!(is_interrupted(&registers) && is_near(end), "round {round}");
-            waiting.thread.continue_sleep();
-            waiting.resume();
+            waiting.continue_wait();
             if round % 2 == 0 {
                 waiting.measure();
             }
@@ -438,10 +478,46 @@ mod tests {
     }
 
     #[test]
+    fn futex_wait_keeps_its_end_if_its_time_limit_is_overwritten() {
+        let mut waiting = Waiting::begin();
+        let until = waiting.until;
+        waiting.continue_wait();
+        waiting.measure();
+        for overwritten in [1, u64::MAX] {
+            waiting.memory.write(waiting.limit, &overwritten.to_le_bytes()).unwrap();
+            waiting.stop();
+            assert_eq!(waiting.confirm().1, Some(until));
+            waiting.continue_wait();
+            waiting.measure();
+        }
+    }
+
+    #[test]
+    fn futex_wait_keeps_its_end_if_an_ignored_signal_comes_before_the_stop() {
+        let mut waiting = Waiting::begin();
+        let (tid, until) = (waiting.thread.tid, waiting.until);
+        waiting.continue_wait();
+        waiting.measure();
+        waiting.stop();
+        let first = waiting.thread.stopped.take().unwrap();
+        let mut process = Process::new_resident(tid, std::path::Path::new("/nonexistent")).unwrap();
+        let thread = std::mem::replace(&mut waiting.thread, Thread::new_resident(tid).unwrap());
+        process.threads.insert(tid, thread);
+        repair_thread(&mut process, tid, &first, false).unwrap();
+        interrupt(tid.0).unwrap();
+        first.resume(0).unwrap();
+        waiting.thread.stopped = Some(wait_stop(tid.0).unwrap());
+        let second = waiting.thread.stopped.as_ref().unwrap();
+        repair_thread(&mut process, tid, second, true).unwrap();
+        let registers = second.registers().unwrap();
+        assert!(is_interrupted(&registers), "the wait is not made again");
+        assert_eq!(process.threads[&tid].end_of_futex_wait(&registers), Some(until));
+    }
+
+    #[test]
     fn futex_wait_begins_anew_after_an_unknown_sleep() {
         let mut waiting = Waiting::begin();
-        waiting.thread.continue_sleep();
-        waiting.resume();
+        waiting.continue_wait();
         waiting.measure();
         // A stop that the shim does not handle, as before it traces the thread.
         waiting.stop();
@@ -458,7 +534,7 @@ mod tests {
     #[test]
     fn detached_wait_is_kept_until_it_ends() {
         let mut waiting = Waiting::begin();
-        let mut wait = waiting.thread.detached_wait(&waiting.memory).unwrap();
+        let mut wait = waiting.thread.detached_wait().unwrap();
         let pid = waiting.thread.tid;
         assert!(wait.lasts(pid), "it is about to continue");
         waiting.resume();

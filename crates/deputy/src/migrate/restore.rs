@@ -211,7 +211,7 @@ impl Process {
             let stopped = injection.finish_with(&registers, image.sigmask)?;
             let thread = self.thread(image.tid)?;
             thread.clear_deputy_state();
-            thread.set_futex_wait(wait_until, &registers, &memory);
+            thread.set_futex_wait(wait_until, &registers);
             thread.stopped = Some(stopped);
         }
         Ok(())

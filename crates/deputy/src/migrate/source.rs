@@ -206,7 +206,7 @@ impl Process {
         let mut threads = tern_image::thread::capture(&mut injections[..home], &numbers, memory, area)?;
         for (injection, image) in injections.iter_mut().zip(&mut threads) {
             let thread = self.threads.get(&image.tid);
-            let until = thread.and_then(|thread| thread.futex_wait_end(&image.registers, memory));
+            let until = thread.and_then(|thread| thread.end_of_futex_wait(&image.registers));
             image.record_futex_wait(injection, memory, reserve.scratch(), until)?;
         }
         threads

@@ -37,6 +37,9 @@ pub(crate) struct Thread {
     pub(crate) partial: Option<Partial>,
     /// The sleep in which it was found before it was stopped at home. For `migrate::home_wait` only.
     pub(crate) sleep: Option<Sleep>,
+    /// If that is a wait on a futex with a relative time limit: when it ends, once that is known. For
+    /// `migrate::home_wait` only.
+    pub(crate) futex_wait_end: Option<Instant>,
     /// The stack pointer and the arguments of the wait on a futex in which it was when it last stopped at
     /// home. For `migrate::home_wait` only.
     pub(crate) continued_wait: Option<(u64, [u64; 6])>,
@@ -97,6 +100,7 @@ impl Thread {
             held: HeldSignals::default(),
             partial: None,
             sleep: None,
+            futex_wait_end: None,
             continued_wait: None,
             stopped_at: None,
             queued_call: None,

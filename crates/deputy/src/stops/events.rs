@@ -81,7 +81,7 @@ impl Shim {
                     // A call that fails with EINTR does so natively too.
                     let before = stopped.registers()?;
                     let mut registers = before;
-                    process.thread(tid)?.confirm_sleep(&mut registers);
+                    process.confirm_sleep(tid, &mut registers)?;
                     if registers.restart_from_start() || registers != before {
                         stopped.set_registers(&registers)?;
                     }
@@ -181,17 +181,22 @@ fn is_ignored(tid: HomePid, signal: i32) -> bool {
 
 /// Repairs the effects of the shim's interruption on a thread that runs at home. If it is to stay
 /// stopped, the finished part of a transfer is recorded.
-fn repair_thread(process: &mut Process, tid: HomePid, stopped: &Stopped, stays_stopped: bool) -> Result<()> {
+pub(crate) fn repair_thread(
+    process: &mut Process,
+    tid: HomePid,
+    stopped: &Stopped,
+    stays_stopped: bool,
+) -> Result<()> {
     let mut registers = stopped.registers()?;
     let before = registers;
+    process.confirm_sleep(tid, &mut registers)?;
     let thread = process.thread(tid)?;
-    thread.confirm_sleep(&mut registers);
     crate::signals::verdict::repair_interrupted_call(&mut registers);
     if stays_stopped && let Some(cut) = remainder(&mut registers, thread.partial) {
         thread.partial = Some(cut);
     }
     if !stays_stopped {
-        thread.continue_sleep();
+        thread.continue_sleep(&mut registers);
     }
     if registers != before { stopped.set_registers(&registers) } else { Ok(()) }
 }
