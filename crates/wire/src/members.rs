@@ -9,7 +9,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tern_ids::{Fingerprint, NodeId};
 
-/// The members that this process knows, and its open links with them. Nobody is a member until
+/// The members that this process knows, and its open links with them. There are none until
 /// [`set`](Self::set) is called.
 #[derive(Debug, Default)]
 pub struct Members(Mutex<State>);

@@ -1,5 +1,5 @@
-//! What a removed node can do: nothing. Its root keeps its key, its certificate and its programs, and
-//! another machine gets its number.
+//! A removed node can do nothing to the others. Its root keeps its key, its certificate and its programs,
+//! and another machine gets its number.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::Stdio;

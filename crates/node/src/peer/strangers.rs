@@ -1,6 +1,6 @@
 //! Connections whose peer has not authenticated: how many there may be at once, and from where.
 //!
-//! Anybody can connect. So an address of a member has places that no other address can take, and all
+//! Every machine can connect. So an address of a member has places that no other address can take, and all
 //! others share a few. An address counts as a member's if it is in the map, or if a member has
 //! authenticated from it. A connection that is passed on to another program keeps the place of a stranger
 //! until its handshake must be over, since only that program sees the result.

@@ -1,11 +1,11 @@
-//! The members: the map binds the number of each node to the key of one machine. The authority signs
-//! that, so that nobody but the founder changes who is a member.
+//! The members: the map binds the number of each node to the key of one machine. The authority signs the
+//! map, so only the founder adds and removes members.
 //!
 //! ```text
 //!  # signed MEUCIQ…            the authority's signature of all other lines
 //!  # key 9 3fa9…               the SHA-256 of the public key of node 9
 //! ```
-//! They are comments to MOSIX, and to people, who never write them.
+//! MOSIX and people read these lines as comments.
 
 use super::{Host, PORT};
 use super::{Map, MapError, Range, VERSION, add_offset};
@@ -18,7 +18,7 @@ use tern_wire::{Authority, Identity, IdentityError};
 const SIGNED: &str = "# signed ";
 const KEY: &str = "# key ";
 
-/// What the signed message begins with, before the cluster's name.
+/// The beginning of the signed message. The cluster's name follows.
 const PURPOSE: &str = "tern 2026-11-30 map of ";
 
 impl Map {
@@ -61,8 +61,8 @@ impl Map {
     /// The map without a node, and the next version.
     ///
     /// # Errors
-    /// If the node is not in the map, or is in the middle of a line with a host name, whose other nodes
-    /// have no names of their own.
+    /// If the node is not in the map. Also if it is not the last node of a line that begins with a host
+    /// name: the nodes behind it have no names of their own.
     pub(crate) fn without(&self, node: NodeId) -> Result<Self, String> {
         let range = self.range(node).ok_or_else(|| format!("there is no node {node} in the map"))?;
         let mut text = String::new();
