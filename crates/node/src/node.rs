@@ -143,7 +143,8 @@ impl Node {
     ///
     /// # Errors
     /// Those of `change`; `Unavailable` if this node is not the founder; `Internal` if the map cannot be
-    /// written. Then nothing has changed.
+    /// written. Then the map has not changed. If it could not be written, tokens may be invalid, and the
+    /// founder's own copy may be newer than the map: ternd makes a newer map of both when it starts.
     pub(crate) fn change_map(
         &self,
         change: impl FnOnce(&Map) -> Result<Map, Refusal>,
